@@ -1,0 +1,73 @@
+# One command for each job. `make` alone lists them.
+#
+# Everything is installed into $(VENV), at the versions of constraints.txt. Stamp files remember what is there, so a
+# second call starts at once; changing pyproject.toml or constraints.txt installs again.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+HOST    ?= 127.0.0.1
+PORT    ?= 8000
+# More words for the command behind a target: `make train ARGS="--minutes 20"`.
+ARGS    ?=
+# More words for pip, for instance an index of CPU-only builds of torch.
+PIP_ARGS ?=
+
+BIN     := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -qq $(PIP_ARGS) -c constraints.txt
+NEEDS   := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run train eval bench test lint format check clean distclean
+
+help:  ## List the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.installed-run  ## Serve the bundled model on http://127.0.0.1:8000 (HOST, PORT)
+	$(BIN)/fourleaf serve --host $(HOST) --port $(PORT) $(ARGS)
+
+train: $(VENV)/.installed-run  ## Train the bundled model (ARGS="--minutes 20")
+	$(BIN)/fourleaf train cabin $(ARGS)
+
+eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
+	$(BIN)/fourleaf eval cabin $(ARGS)
+
+bench: $(VENV)/.installed-run  ## Measure the decode modes against each other
+	$(BIN)/fourleaf bench $(ARGS)
+
+test: check  ## Everything that CI runs: lint, types, imports, tests
+	$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+lint: check  ## The quick half of `make test`: lint, types, imports, size budgets
+	$(BIN)/python -m pytest -q tests/test_repository.py
+
+check: $(VENV)/.installed-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --summary=none --python-interpreter-path $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-all  ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+clean:  ## Remove caches and build output
+	rm -rf build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests scripts docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean  ## `clean`, and remove the installed environment
+	rm -rf $(VENV)
+
+# `python -m venv` on an environment that is already there keeps what it holds and adds what is missing.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-run: $(NEEDS) | $(BIN)/python
+	@echo "Installing what serving needs into $(VENV) (first time: some minutes) ..."
+	$(INSTALL) -e '.[serve]'
+	@touch $@
+
+$(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
+	@echo "Installing everything into $(VENV) (first time: some minutes) ..."
+	$(INSTALL) -e '.[serve,test,dev]'
+	@touch $(VENV)/.installed-run $@
