@@ -3,14 +3,15 @@
 # Everything is installed into $(VENV), at the versions of constraints.txt. Stamp files remember what is there, so a
 # second call starts at once; changing pyproject.toml or constraints.txt installs again.
 
-PYTHON  ?= python3
-VENV    ?= .venv
-HOST    ?= 127.0.0.1
-PORT    ?= 8000
-# More words for the command behind a target: `make train ARGS="--minutes 20"`.
-ARGS    ?=
+PYTHON   ?= python3
+VENV     ?= .venv
 # More words for pip, for instance an index of CPU-only builds of torch.
 PIP_ARGS ?=
+# Set on the command line alone: some shells export a HOST of their own, and the server must not listen there.
+HOST     := 127.0.0.1
+PORT     := 8000
+# More words for the command behind a target: `make train ARGS="--minutes 20"`.
+ARGS     :=
 
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -qq $(PIP_ARGS) -c constraints.txt

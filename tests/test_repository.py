@@ -140,7 +140,6 @@ def test_constraints_pin_every_requirement_to_a_plain_version():
 def test_bundled_checkpoints_fit_their_budget():
     sizes = {
         folder.name: sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        for folder in (PACKAGE / "models").iterdir()
-        if folder.is_dir()
+        for folder in (PACKAGE / "models").glob("*/")
     }
     assert {name: size for name, size in sizes.items() if size > MAX_CHECKPOINT_BYTES} == {}
