@@ -1,10 +1,15 @@
 import json
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import fourleaf.tasks.cabin
 from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
+
+# A busy machine is no fault of the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 _DATA = Path(fourleaf.tasks.cabin.__file__).parent / "data"
 

@@ -1,8 +1,8 @@
 """Byte-level BPE with chat control tokens that no text can spell.
 
-A control token has an id and a spelling, but the spelling is never matched in text: `encode` of a user's "<|mask|>" is
-eight or so ordinary tokens. Control ids come from `token_id`, from `ChatTemplate` and from `encode_markup`, which is for
-text that this program wrote itself.
+A control token has an id and a spelling, but the spelling is never matched in text: a user's "<|mask|>" is encoded as
+the ordinary tokens of its characters. Control ids come from `token_id`, from `ChatTemplate` and from `encode_markup`,
+which is for text that this program wrote itself.
 """
 
 import json
@@ -73,6 +73,7 @@ class Tokenizer:
             self._ids[token] = token_id
         self.special_ids = frozenset(self._ids.values())
         self.vocab_size: int = inner.get_vocab_size()
+        self._bytes = [self._bytes_of(token_id) for token_id in range(self.vocab_size)]
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Tokenizer":
@@ -129,9 +130,34 @@ class Tokenizer:
             start = match.end()
         return ids + self.encode(text[start:])
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; control tokens are spelled out, bytes that are no UTF-8 become U+FFFD."""
-        return self._inner.decode(list(ids), skip_special_tokens=False)
+        return b"".join(self._bytes[token_id] for token_id in ids).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes of one token, which may end inside a character; a control token's are its spelling."""
+        return self._bytes[token_id]
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self._inner.id_to_token(token_id)
+        if token is None:
+            raise CheckpointError(f"The tokenizer's ids have a gap at {token_id} of {self.vocab_size}.")
+        if token_id in self.special_ids:
+            return token.encode()
+        try:
+            return bytes(_BYTES[char] for char in token)
+        except KeyError as error:
+            raise CheckpointError(f"Token {token_id} ({token!r}) is no byte-level token.") from error
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte: itself, or the next one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
 
 
 def replace_surrogates(text: str) -> str:
@@ -159,7 +185,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     learner.train_from_iterator(plain, trainer=trainer)
     if learner.get_vocab_size() < vocab_size:
         raise ConfigError(
-            f"The texts give {learner.get_vocab_size()} tokens, fewer than vocab_size {vocab_size}; add text or lower it."
+            f"The texts give {learner.get_vocab_size()} tokens, fewer than vocab_size {vocab_size}; add to them."
         )
     # Training registers the control tokens as matched in text. A tokenizer built anew from vocabulary and merges does
     # not, and no merge can spell one: the pieces part words from brackets.
