@@ -1,0 +1,217 @@
+"""Token ids of an answer to typed events: content, reasoning and tool calls.
+
+Tags are recognised by token id, never by spelling, so an argument that spells "</tool_call>" ends nothing. A call is
+announced when its closing tag has come and its JSON has been read; until then it is held back, because what cannot be
+read as a call goes out as content, word for word. Ids may come in portions of any size: what the events fold to is the
+same, and no event ends inside a UTF-8 character.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NoReturn
+
+from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END, Tokenizer
+
+
+@dataclass(frozen=True)
+class ContentDelta:
+    """More of the visible answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """More of what stands between think tags."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCallStart:
+    """A call begins; `index` counts the calls of the answer from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class ToolCallArguments:
+    """More JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCallEnd:
+    """The call's arguments are whole."""
+
+    index: int
+
+
+Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A finished call; `arguments_json` is the JSON text of an object."""
+
+    name: str
+    arguments_json: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A finished answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+class _State(Enum):
+    CONTENT = "content"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+class Router:
+    """Reads one answer. Feed it the tokens as they come, without the end token, then call `finish` once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._think, self._think_end = tokenizer.token_id(THINK), tokenizer.token_id(THINK_END)
+        self._call, self._call_end = tokenizer.token_id(TOOL_CALL), tokenizer.token_id(TOOL_CALL_END)
+        self._state = _State.CONTENT
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = ""  # decoded and not yet in an event
+        self._held: list[int] = []  # the tokens of an open call, behind its tag
+        self._calls = 0
+        self._events: list[Event] = []
+
+    def feed(self, ids: Iterable[int]) -> list[Event]:
+        """What these tokens settle."""
+        for token_id in ids:
+            self._step(token_id)
+        self._send_text()
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        """What was still held back: an unfinished call and an unfinished character come back as text."""
+        if self._state is _State.CALL:
+            self._give_up_call()
+        self._close_text()
+        return self._take()
+
+    def _step(self, token_id: int) -> None:
+        if self._state is _State.CALL:
+            if token_id not in self._tokenizer.special_ids:
+                self._held.append(token_id)
+                return
+            if token_id == self._call_end:
+                self._end_call()
+                return
+            self._give_up_call()  # a control token inside a call breaks it, and means what it means outside
+        if token_id == self._call:
+            self._enter(_State.CALL)
+        elif token_id == self._think and self._state is _State.CONTENT:
+            self._enter(_State.REASONING)
+        elif token_id == self._think_end and self._state is _State.REASONING:
+            self._enter(_State.CONTENT)
+        else:
+            self._text += self._characters.decode(self._tokenizer.token_bytes(token_id))
+
+    def _enter(self, state: _State) -> None:
+        self._close_text()
+        self._state = state
+
+    def _end_call(self) -> None:
+        call = _read_call(self._tokenizer.decode(self._held))
+        if call is None:
+            self._give_up_call(TOOL_CALL_END)
+            return
+        self._events += [
+            ToolCallStart(self._calls, call.name),
+            ToolCallArguments(self._calls, call.arguments_json),
+            ToolCallEnd(self._calls),
+        ]
+        self._calls += 1
+        self._held = []
+        self._state = _State.CONTENT
+
+    def _give_up_call(self, closing: str = "") -> None:
+        self._state = _State.CONTENT
+        self._text += TOOL_CALL + self._tokenizer.decode(self._held) + closing
+        self._held = []
+
+    def _send_text(self) -> None:
+        if self._text:
+            delta = ReasoningDelta if self._state is _State.REASONING else ContentDelta
+            self._events.append(delta(self._text))
+            self._text = ""
+
+    def _close_text(self) -> None:
+        self._text += self._characters.decode(b"", final=True)
+        self._send_text()
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+def fold(events: Iterable[Event]) -> Message:
+    """The answer that the events spell out."""
+    content, reasoning = "", ""
+    names: list[str] = []
+    arguments: list[str] = []
+    for event in events:
+        match event:
+            case ContentDelta(text):
+                content += text
+            case ReasoningDelta(text):
+                reasoning += text
+            case ToolCallStart(index, name):
+                assert index == len(names)
+                names.append(name)
+                arguments.append("")
+            case ToolCallArguments(index, text):
+                arguments[index] += text
+            case ToolCallEnd():
+                pass
+    return Message(content, reasoning, [ToolCall(*call) for call in zip(names, arguments, strict=True)])
+
+
+def _read_call(text: str) -> ToolCall | None:
+    """A call from the JSON between its tags, or None. Strict: what would be lost on the way makes it no call."""
+    try:
+        call = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
+        return None
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    try:
+        arguments_json = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):  # 1e999 was read as infinity
+        return None
+    if re.search("[\ud800-\udfff]", name + arguments_json):  # an escape of half a character: no UTF-8 can carry it
+        return None
+    return ToolCall(name, arguments_json)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
