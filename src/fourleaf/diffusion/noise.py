@@ -1,0 +1,81 @@
+"""Which blocks of a training example get a noisy copy, and which of their positions are masked.
+
+Shapes: C noisy blocks, N rows of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """One noise ratio per block, uniform in [least, 1], at least one masked position.
+
+    full: share of blocks with every position masked (what decoding starts from). anchored: share masked except row 0
+    (what drafting sees). shifted: share of examples whose first block has a random length 1..block_size, since
+    drafting starts blocks anywhere and only short canvases train the block-size calibration.
+    """
+
+    least: float = 0.1
+    full: float = 0.2
+    anchored: float = 0.2
+    shifted: float = 0.5
+
+
+@dataclass(frozen=True)
+class NoisyBlock:
+    """start: absolute position. target: [N] true ids, filled with end tokens behind the end. masked: [N] bool.
+    is_fill: [N] bool, the positions behind the first end token."""
+
+    start: int
+    target: NDArray[np.int64]
+    masked: NDArray[np.bool_]
+    is_fill: NDArray[np.bool_]
+
+
+def block_lengths(answer_len: int, block_size: int, first: int) -> list[int]:
+    """Lengths of the blocks that cover an answer: `first`, then whole blocks; the last one reaches past the end."""
+    lengths = [first]
+    while sum(lengths) < answer_len:
+        lengths.append(block_size)
+    return lengths
+
+
+def draw_mask(num_rows: int, config: NoiseConfig, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Masked positions of one block of `num_rows` rows, at least one of them."""
+    kind = rng.random()
+    masked = np.ones(num_rows, dtype=bool)
+    if kind < config.full:
+        return masked
+    if kind < config.full + config.anchored:
+        masked[0] = num_rows == 1
+        return masked
+    masked = rng.random(num_rows) < rng.uniform(config.least, 1.0)
+    if not masked.any():
+        masked[rng.integers(num_rows)] = True
+    return masked
+
+
+def noisy_blocks(
+    ids: NDArray[np.int64], answer_start: int, end_id: int, block_size: int, config: NoiseConfig, rng: np.random.Generator
+) -> list[NoisyBlock]:
+    """Noisy copies of every block of the answer `ids[answer_start:]`, whose last id is the end token."""
+    answer = ids[answer_start:]
+    assert len(answer) and answer[-1] == end_id, "an answer ends with the end token"
+    first = int(rng.integers(1, block_size + 1)) if rng.random() < config.shifted else block_size
+    blocks, begin = [], 0
+    for rows in block_lengths(len(answer), block_size, first):
+        target = np.full(rows, end_id, dtype=np.int64)
+        part = answer[begin : begin + rows]
+        target[: len(part)] = part
+        is_fill = np.arange(rows) >= len(part)
+        masked = draw_mask(rows, config, rng)
+        if not (masked & ~is_fill).any():
+            masked[rng.integers(len(part))] = True  # fill alone would teach nothing
+        blocks.append(NoisyBlock(answer_start + begin, target, masked, is_fill))
+        begin += rows
+    return blocks

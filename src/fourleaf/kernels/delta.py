@@ -1,0 +1,93 @@
+"""The gated delta rule, chunk by chunk: what runs. `reference.delta_rule` is its plain twin.
+
+Shapes: B sequences, T rows, H value heads, K key dim, V value dim, C state reads, L rows of a chunk.
+
+Within a chunk the rule is a triangular system (the UT transform of "Parallelizing Linear Transformers with the Delta
+Rule", arXiv 2406.06484, with the decay of "Gated Delta Networks", arXiv 2412.06464):
+
+    (I + tril(beta k k^T * decay, -1)) [new | erased] = beta [v | k exp(G)]        G: running sum of g in the chunk
+    written = new - erased S          o = (q exp(G)) S + tril(q k^T * decay) written
+    S      <- S exp(G_L) + (k exp(G_L - G))^T written
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 32
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, reads: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Runs the rule over T rows from `state`; also gives the state as it was before chosen rows.
+
+    q, k: [B, T, H, K], normalised, q scaled. v: [B, T, H, V]. g, beta: [B, T, H]; rows with g = beta = 0 (padding) leave
+    the state as it is. state: [B, H, K, V]. reads: (sequence [C], row offset [C], 0..T).
+    Returns (out [B, T, H, V], state after row T [B, H, K, V], states at the reads [C, H, K, V] or None).
+    """
+    if q.shape[1] == 1 and reads is None:
+        out, state = _step(q, k, v, g, beta, state)
+        return out, state, None
+    num_rows, num_chunks = q.shape[1], -(-q.shape[1] // CHUNK)
+    pad = num_chunks * CHUNK - num_rows
+    q, k, v = (_chunks(F.pad(x, (0, 0, 0, 0, 0, pad))) for x in (q, k, v))
+    total = F.pad(g, (0, 0, 0, pad)).unflatten(1, (num_chunks, CHUNK)).permute(0, 3, 1, 2).cumsum(-1)  # [B, H, c, L]
+    beta = F.pad(beta, (0, 0, 0, pad)).unflatten(1, (num_chunks, CHUNK)).permute(0, 3, 1, 2).unsqueeze(-1)
+
+    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
+    decay = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
+    growth = total.unsqueeze(-1).exp()
+    k_beta = k * beta
+    system = (k_beta @ k.transpose(-1, -2)) * decay  # its diagonal is ignored: unitriangular
+    solved = torch.linalg.solve_triangular(
+        system, torch.cat((v * beta, k_beta * growth), -1), upper=False, unitriangular=True
+    )
+    new, erased = solved.split((v.shape[-1], k.shape[-1]), -1)
+    inside = (q @ k.transpose(-1, -2)) * decay
+    q_read = q * growth
+    k_write = k * (total[..., -1:] - total).exp().unsqueeze(-1)
+    keep = growth[..., -1:, :]
+
+    outs, states, writes = [], [state], []
+    parts = (x.unbind(2) for x in (new, erased, q_read, inside, k_write.transpose(-1, -2), keep))
+    for new_c, erased_c, q_c, inside_c, k_c, keep_c in zip(*parts, strict=True):
+        written = new_c - erased_c @ state
+        outs.append(q_c @ state + inside_c @ written)
+        state = state * keep_c + k_c @ written
+        states.append(state)
+        writes.append(written)
+    out = torch.cat(outs, 2).transpose(1, 2)[:, :num_rows]
+    read = None if reads is None else _read(reads, states, k, torch.stack(writes, 2), total)
+    return out, state, read
+
+
+def _chunks(x: Tensor) -> Tensor:
+    """[B, T, H, D] -> [B, H, chunks, L, D]."""
+    return x.unflatten(1, (-1, CHUNK)).permute(0, 3, 1, 2, 4)
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One row: the recurrence itself."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, 1, D]
+    state = state * g[:, 0, :, None, None].exp()
+    written = (v - k @ state) * beta.transpose(1, 2).unsqueeze(-1)
+    state = state + k.transpose(-1, -2) * written
+    return (q @ state).transpose(1, 2), state
+
+
+def _read(reads: tuple[Tensor, Tensor], states: list[Tensor], k: Tensor, written: Tensor, total: Tensor) -> Tensor:
+    """The state before row `offset` of each read: the chunk's first state plus what the chunk's earlier rows wrote."""
+    seq, offset = reads
+    chunk = torch.div(offset, CHUNK, rounding_mode="floor")
+    row = offset - chunk * CHUNK
+    base = torch.stack(states, 1)[seq, chunk]  # [C, H, K, V]
+    inner = chunk.clamp(max=k.shape[2] - 1)  # offset T at a chunk's end has row 0: nothing is added
+    k, written, total = k[seq, :, inner], written[seq, :, inner], total[seq, :, inner]
+    last = total.gather(-1, (row - 1).clamp(min=0)[:, None, None].expand(-1, total.shape[1], 1))  # [C, H, 1]
+    before = (torch.arange(CHUNK, device=row.device) < row[:, None])[:, None]  # [C, 1, L]
+    weight = (last - total).masked_fill(~before, float("-inf")).exp().unsqueeze(-1)
+    keep = torch.where(row > 0, 1.0, 0.0).to(last)[:, None, None] * last
+    return base * keep.exp().unsqueeze(-1) + (k * weight).transpose(-1, -2) @ written

@@ -1,0 +1,81 @@
+"""Full attention: gated, QK-normalised, partially rotary, grouped key-value heads (Qwen3.5's `self_attn`).
+
+Shapes: R flat rows, B sequences, T rows, C canvases, N canvas rows, H heads, G key-value heads, A head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.layers import Fused, RMSNorm, rotate
+from fourleaf.model.state import KeyValues
+from fourleaf.model.work import Work
+
+
+class Attention(nn.Module):
+    """Causal rows see what lies before them; canvas rows see their history and all rows of their block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, bias = config.hidden_size, config.attention_bias
+        self.num_heads, self.num_groups, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        self.q_proj = nn.Linear(hidden, self.num_heads * self.head_dim * 2, bias=bias)
+        self.k_proj = nn.Linear(hidden, self.num_groups * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(hidden, self.num_groups * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, hidden, bias=bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.fused = Fused(self.q_proj, self.k_proj, self.v_proj)
+
+    def forward(self, x: Tensor, work: Work, angles: tuple[Tensor, Tensor], cache: KeyValues | None) -> Tensor:
+        """x: [R, D] -> [R, D]. `cache` takes the causal rows' keys and values; None in training: all starts are 0."""
+        rows, heads, dim = x.shape[0], self.num_heads, self.head_dim
+        q_gate, k, v = self._project(x)
+        q, gate = q_gate.view(rows, heads, 2 * dim).chunk(2, -1)
+        q = rotate(self.q_norm(q), angles)
+        k = rotate(self.k_norm(k.view(rows, self.num_groups, dim)), angles)
+        v = v.view(rows, self.num_groups, dim)
+
+        split = work.num_causal
+        outs = []
+        if split:
+            q_c, k_c, v_c = (work.causal.pad(t[:split]).transpose(1, 2) for t in (q, k, v))
+            keys, values = (k_c, v_c) if cache is None else cache.extend(k_c, v_c, work)
+            out = _attend(q_c, keys, values, work.causal_mask, is_causal=not any(work.starts))
+            outs.append(work.causal.unpad(out.transpose(1, 2)))
+        else:
+            assert cache is not None, "canvases without causal rows need a committed history"
+            keys, values = cache.keys, cache.values
+        if work.canvas is not None:
+            q_n, k_n, v_n = (work.canvas.pad(t[split:]).transpose(1, 2) for t in (q, k, v))
+            keys, values = (_of_canvases(t, work) for t in (keys, values))
+            out = _attend(q_n, torch.cat((keys, k_n), 2), torch.cat((values, v_n), 2), work.canvas_mask)
+            outs.append(work.canvas.unpad(out.transpose(1, 2)))
+        mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return self.o_proj(mixed.reshape(rows, heads * dim) * torch.sigmoid(gate.reshape(rows, heads * dim)))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.q_proj.bias is None:
+            return self.fused(x)
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """[B, H, T, A] over [B, G, keys, A]. `is_causal` holds only where queries and keys start together."""
+    causal = is_causal and mask is None and q.shape[2] > 1
+    grouped = q.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+
+
+def _of_canvases(x: Tensor, work: Work) -> Tensor:
+    """History rows for each canvas: [B, G, P, A] -> [C, G, num_history, A]."""
+    assert work.reads is not None
+    x = x[:, :, : work.num_history]
+    return x if work.reads_at_end else x.index_select(0, work.reads[0])

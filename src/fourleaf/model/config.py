@@ -1,0 +1,183 @@
+"""The model's configuration: Hugging Face's keys of `qwen3_5_text` and `qwen3_5_moe_text`, plus block diffusion's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fourleaf.errors import ConfigError
+
+LayerType = Literal["linear_attention", "full_attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shapes and choices of one model. Keys that Hugging Face also has keep its names and meanings.
+
+    A config with `block_size` and `mask_token_id` is a block diffusion model; without them it is an AR trunk,
+    whose GDN layers lack the four Clover tensors. `num_experts` 0 means dense MLPs.
+
+    The last group names what Clover's public record leaves open, one choice each:
+      bd_readout_scale   "key_dim": q is scaled by key_dim^-1/2 before it reads the state; "none": it is not.
+      bd_history_decay   "none": every row reads the committed state as it is; "row": decayed by that row's gate.
+      bd_value_beta      "none": values enter the block softmax as they are; "row": scaled by that row's beta.
+      bd_right_taps      "inside": taps that reach past the block's end read zero.
+    Raises ConfigError where a value is outside its limits.
+    """
+
+    model_type: str = "clover"
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    layer_types: tuple[LayerType, ...] = ()
+    full_attention_interval: int = 4
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 32768
+    eos_token_id: int | None = None
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    attention_bias: bool = False
+    rope_theta: float = 10_000_000.0
+    partial_rotary_factor: float = 0.25
+
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+
+    intermediate_size: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    router_aux_loss_coef: float = 0.001
+
+    block_size: int | None = None
+    mask_token_id: int | None = None
+    coreset_top_p: float | None = None
+    coreset_min: int | None = None
+    bd_readout_scale: Literal["key_dim", "none"] = "key_dim"
+    bd_history_decay: Literal["none", "row"] = "none"
+    bd_value_beta: Literal["none", "row"] = "none"
+    bd_right_taps: Literal["inside"] = "inside"
+
+    def __post_init__(self) -> None:
+        if not self.layer_types:
+            every = self.full_attention_interval
+            kinds: tuple[LayerType, ...] = tuple(
+                "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(self.num_hidden_layers)
+            )
+            object.__setattr__(self, "layer_types", kinds)
+        self._check_shapes()
+        self._check_block_diffusion()
+
+    def _check_shapes(self) -> None:
+        _require(len(self.layer_types) == self.num_hidden_layers, "layer_types", len(self.layer_types), "one a layer")
+        unknown = set(self.layer_types) - {"linear_attention", "full_attention"}
+        _require(not unknown, "layer_types", sorted(unknown), "linear_attention or full_attention")
+        _require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            "num_attention_heads",
+            self.num_attention_heads,
+            f"a multiple of num_key_value_heads {self.num_key_value_heads}",
+        )
+        _require(
+            self.linear_num_value_heads % self.linear_num_key_heads == 0,
+            "linear_num_value_heads",
+            self.linear_num_value_heads,
+            f"a multiple of linear_num_key_heads {self.linear_num_key_heads}",
+        )
+        _require(self.rotary_dim % 2 == 0 and self.rotary_dim > 0, "partial_rotary_factor", self.rotary_dim, "even dims")
+        if self.num_experts:
+            ok = 0 < self.num_experts_per_tok <= self.num_experts
+            _require(ok, "num_experts_per_tok", self.num_experts_per_tok, f"1..{self.num_experts}")
+        else:
+            _require(self.intermediate_size > 0, "intermediate_size", self.intermediate_size, "above 0 in a dense model")
+
+    def _check_block_diffusion(self) -> None:
+        both = (self.block_size is None) == (self.mask_token_id is None)
+        _require(both, "block_size", self.block_size, "given together with mask_token_id")
+        if self.mask_token_id is not None:
+            _require(0 <= self.mask_token_id < self.vocab_size, "mask_token_id", self.mask_token_id, "below vocab_size")
+            _require((self.block_size or 0) >= 1, "block_size", self.block_size, "at least 1")
+        if self.coreset_top_p is not None:
+            _require(0 < self.coreset_top_p <= 1, "coreset_top_p", self.coreset_top_p, "in (0, 1]")
+            least = self.coreset_min if self.coreset_min is not None else self.num_experts_per_tok
+            _require(least >= self.num_experts_per_tok, "coreset_min", least, "at least num_experts_per_tok")
+        for field, allowed in _OPEN_CHOICES.items():
+            _require(getattr(self, field) in allowed, field, getattr(self, field), " or ".join(allowed))
+
+    @property
+    def is_block_diffusion(self) -> bool:
+        return self.block_size is not None
+
+    @property
+    def rotary_dim(self) -> int:
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def key_dim(self) -> int:
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.key_dim + self.value_dim
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
+        """Reads a config.json. Keys that this model has no use for are ignored; missing ones raise ConfigError."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        rope = raw.get("rope_parameters") or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ConfigError(f"rope_type is {rope['rope_type']!r}; only 'default' is supported")
+        values = {k: v for k, v in {**rope, **raw}.items() if k in known and v is not None}
+        if "layer_types" in values:
+            values["layer_types"] = tuple(values["layer_types"])
+        missing = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.name not in values]
+        if missing:
+            raise ConfigError(f"config lacks {', '.join(missing)}: is this a Qwen3.5-style text model?")
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: Path) -> ModelConfig:
+        """Reads `path`, a config.json. Raises ConfigError where it is no JSON object or a value is out of limits."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        return cls.from_dict(raw)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config.json of this model, in Hugging Face's shape (`rope_parameters` nested)."""
+        raw = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        raw["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": raw.pop("rope_theta"),
+            "partial_rotary_factor": raw.pop("partial_rotary_factor"),
+        }
+        return raw
+
+
+_OPEN_CHOICES = {
+    "bd_readout_scale": ("key_dim", "none"),
+    "bd_history_decay": ("none", "row"),
+    "bd_value_beta": ("none", "row"),
+    "bd_right_taps": ("inside",),
+}
+
+
+def _require(holds: bool, field: str, value: object, limit: str) -> None:
+    if not holds:
+        raise ConfigError(f"{field} is {value!r}; it must be {limit}")

@@ -1,0 +1,155 @@
+"""Gated DeltaNet with Clover's block softmax (Qwen3.5's `linear_attn` plus four tensors).
+
+Shapes: R flat rows, B sequences, T rows, C canvases, N canvas rows, H value heads, K key dim, V value dim, W conv
+kernel, D conv channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourleaf.kernels.canvas import block_softmax, causal_conv, right_conv
+from fourleaf.kernels.delta import delta_rule
+from fourleaf.kernels.fuse import fusable
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.layers import Fused, GatedRMSNorm
+from fourleaf.model.state import Recurrent, fresh_recurrent
+from fourleaf.model.work import Work
+
+_L2_EPS = 1e-6
+
+
+class DeltaNet(nn.Module):
+    """Causal rows run the gated delta rule and write the state; canvas rows read it through the history slot."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, heads = config.hidden_size, config.linear_num_value_heads
+        self.conv1d = nn.Conv1d(
+            config.conv_dim, config.conv_dim, config.linear_conv_kernel_dim, groups=config.conv_dim, bias=False
+        )
+        self.dt_bias = nn.Parameter(torch.ones(heads))
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log())
+        self.norm = GatedRMSNorm(config.linear_value_head_dim, config.rms_norm_eps)
+        self.in_proj_qkv = nn.Linear(hidden, config.conv_dim, bias=False)
+        self.in_proj_z = nn.Linear(hidden, config.value_dim, bias=False)
+        self.in_proj_b = nn.Linear(hidden, heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden, heads, bias=False)
+        self.out_proj = nn.Linear(config.value_dim, hidden, bias=False)
+        self.fused = Fused(self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
+        if config.is_block_diffusion:
+            # Right taps at zero: a canvas starts from the convolution that the AR trunk already knows.
+            self.conv_right_weight = nn.Parameter(torch.zeros(config.conv_dim, config.linear_conv_kernel_dim - 1))
+            self.bd_softmax_logit_scale = nn.Parameter(torch.empty(heads))
+            self.bd_softmax_history_bias = nn.Parameter(torch.empty(heads))
+            self.bd_softmax_history_c = nn.Parameter(torch.empty(heads))
+            self.reset_block_softmax()
+
+    @torch.no_grad()
+    def reset_block_softmax(self) -> None:
+        """The documented start of the block softmax.
+
+        Scale key_dim^1/2: a spread of logits that softmax attention over unit vectors needs. Bias ln(block_size):
+        at a random start the history slot and the block share the row half and half. Slope 1: and keep doing so
+        when the canvas is shorter, since the block's part of the sum grows with its rows.
+        """
+        config = self.config
+        assert config.block_size is not None
+        self.bd_softmax_logit_scale.fill_(config.linear_key_head_dim**0.5)
+        self.bd_softmax_history_bias.fill_(math.log(config.block_size))
+        self.bd_softmax_history_c.fill_(1.0)
+
+    def forward(self, x: Tensor, work: Work, cache: Recurrent | None) -> Tensor:
+        """x: [R, D] -> [R, D]. `cache` is replaced by the state behind the causal rows; None in training."""
+        rows, split = x.shape[0], work.num_causal
+        qkv, z, b, a = self.fused(x)
+        beta = torch.sigmoid(b)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        decay = -self.A_log.to(wide).exp() * F.softplus(a.to(wide) + self.dt_bias)
+
+        past = cache or fresh_recurrent(self.config, work.causal.num, x.dtype, x.device)
+        outs = []
+        extended, matrix, read = past.tail, past.matrix, None
+        if split:
+            extended = torch.cat((past.tail, work.causal.pad(qkv[:split])), 1)
+            out, matrix, read = self._causal(extended, decay[:split], beta[:split], past.matrix, work)
+            outs.append(work.causal.unpad(out))
+            if cache is not None:
+                cache.matrix, cache.tail = matrix, _tails(extended, work.causal.counts, past.tail.shape[1])
+        if work.canvas is not None:
+            assert work.reads is not None
+            seq, offset = work.reads
+            if read is None:
+                read = matrix if work.reads_at_end else matrix.index_select(0, seq)
+            tail = _tails(extended if work.reads_at_end else extended[seq], offset, past.tail.shape[1])
+            out = self._canvas(work.canvas.pad(qkv[split:]), tail, read, decay[split:], beta[split:], work)
+            outs.append(work.canvas.unpad(out))
+        mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
+        z = z.view(rows, -1, self.config.linear_value_head_dim)
+        return self.out_proj(self.norm(mixed.to(x.dtype), z).reshape(rows, -1))
+
+    def _causal(
+        self, extended: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor, work: Work
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """extended: [B, W-1+T, D]; decay, beta: [R, H]. -> out [B, T, H, V], state, states at inner canvas starts."""
+        q, k, v = _causal_heads(extended, self.conv1d.weight.squeeze(1), self.config)
+        q = q * self.config.linear_key_head_dim**-0.5
+        q, k, v = (t.to(matrix.dtype) for t in (q, k, v))
+        reads = None if work.reads_at_end else work.reads
+        pad = work.causal.pad
+        return delta_rule(q, k, v, pad(decay), pad(beta).to(matrix.dtype), matrix, reads)
+
+    def _canvas(self, x: Tensor, tail: Tensor, state: Tensor, decay: Tensor, beta: Tensor, work: Work) -> Tensor:
+        """x: [C, N, D]; tail: [C, W-1, D]; state: [C, H, K, V]; decay, beta: [R, H]. -> [C, N, H, V]."""
+        canvas, config = work.canvas, self.config
+        assert canvas is not None and config.block_size is not None
+        q, k, v = _canvas_heads(torch.cat((tail, x), 1), x, self.conv1d.weight.squeeze(1), self.conv_right_weight, config)
+        q, k, v = (t.to(state.dtype).transpose(1, 2) for t in (q, k, v))  # [C, H, N, .]
+        read = q @ state
+        if config.bd_readout_scale == "key_dim":
+            read = read * config.linear_key_head_dim**-0.5
+        if config.bd_history_decay == "row":
+            read = read * canvas.pad(decay).exp().transpose(1, 2).unsqueeze(-1)
+        if config.bd_value_beta == "row":
+            v = v * canvas.pad(beta).transpose(1, 2).unsqueeze(-1)
+        fill = (work.log_fill - math.log(config.block_size)).to(state.dtype)[:, None]
+        history = self.bd_softmax_history_bias + self.bd_softmax_history_c * fill  # [C, H]
+        return block_softmax(q, k, v, read, self.bd_softmax_logit_scale, history, canvas.valid).transpose(1, 2)
+
+
+@fusable
+def _causal_heads(extended: Tensor, taps: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    return _heads(F.silu(causal_conv(extended, taps)), config)
+
+
+@fusable
+def _canvas_heads(
+    extended: Tensor, x: Tensor, taps: Tensor, right: Tensor, config: ModelConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _heads(F.silu(causal_conv(extended, taps) + right_conv(x, right)), config)
+
+
+def _heads(u: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """[.., D] -> q, k [.., H, K], L2-normalised and repeated to the value heads; v [.., H, V]."""
+    qk, v = u.split((2 * config.key_dim, config.value_dim), -1)
+    qk = qk.unflatten(-1, (2 * config.linear_num_key_heads, config.linear_key_head_dim))
+    qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + _L2_EPS)
+    qk = qk.repeat_interleave(config.linear_num_value_heads // config.linear_num_key_heads, -2)
+    q, k = qk.chunk(2, -2)
+    return q, k, v.unflatten(-1, (config.linear_num_value_heads, config.linear_value_head_dim))
+
+
+def _tails(extended: Tensor, offset: Tensor, width: int) -> Tensor:
+    """The `width` pre-convolution rows before row `offset` of each run. extended: [B, width+T, D] -> [B, width, D]."""
+    if extended.shape[1] == width:
+        return extended
+    if extended.shape[0] == 1:
+        first = int(offset[0])
+        return extended[:, first : first + width]
+    index = offset[:, None] + torch.arange(width, device=offset.device)
+    return extended.gather(1, index[..., None].expand(-1, -1, extended.shape[2]))

@@ -1,0 +1,116 @@
+"""Small parts that every layer shares: norms, rotary positions, the dense MLP, linears that run as one.
+
+Shapes: R flat rows, D hidden, H heads, A head dim, F MLP width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourleaf.kernels.fuse import fusable
+from fourleaf.model.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * (1 + weight), in at least fp32: Qwen3.5's zero-centred norm."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _rms_norm(x, self.weight, self.eps)
+
+
+class GatedRMSNorm(nn.Module):
+    """x / rms(x) * weight * SiLU(gate), in at least fp32: the norm behind a GDN layer's read-out."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return _gated_rms_norm(x, gate, self.weight, self.eps)
+
+
+@fusable
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * (1.0 + weight)).to(x.dtype)
+
+
+@fusable
+def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight * F.silu(gate.to(wide.dtype))).to(x.dtype)
+
+
+@fusable
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def rotary_angles(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin of each row's angles, [R, 1, rotary_dim], both halves alike (the rotate-half form of RoPE)."""
+    dim = config.rotary_dim
+    steps = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device)
+    angles = positions[:, None].to(torch.float32) * (1.0 / config.rope_theta ** (steps / dim))
+    angles = torch.cat((angles, angles), -1).unsqueeze(1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns the first rotary_dim of [R, H, A] by the rows' angles and leaves the rest."""
+    cos, sin = (part.to(x.dtype) for part in angles)
+    dim = cos.shape[-1]
+    turned, rest = x[..., :dim], x[..., dim:]
+    first, second = turned.chunk(2, -1)
+    turned = turned * cos + torch.cat((-second, first), -1) * sin
+    return torch.cat((turned, rest), -1)
+
+
+class MLP(nn.Module):
+    """down(SiLU(gate x) * up x)."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, width, bias=False)
+        self.up_proj = nn.Linear(hidden_size, width, bias=False)
+        self.down_proj = nn.Linear(width, hidden_size, bias=False)
+        self.fused = Fused(self.gate_proj, self.up_proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.fused(x)
+        return self.down_proj(_swiglu(gate, up))
+
+
+class Fused:
+    """Linears that read the same rows, run as one matrix product. Their parameters keep their own names and files.
+
+    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`.
+    """
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self.linears = linears
+        self.widths = [linear.out_features for linear in linears]
+        self._weight: Tensor | None = None
+
+    def refresh(self) -> None:
+        """Forgets the joined weight: the parameters have changed."""
+        self._weight = None
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            return F.linear(x, self._join()).split(self.widths, -1)
+        if self._weight is None:
+            self._weight = self._join()
+        return F.linear(x, self._weight).split(self.widths, -1)
+
+    def _join(self) -> Tensor:
+        return torch.cat([linear.weight for linear in self.linears])

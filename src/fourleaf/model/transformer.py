@@ -1,0 +1,124 @@
+"""The whole network. Read `Transformer.forward` first.
+
+Shapes: R flat rows, D hidden, Y vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourleaf.model.attention import Attention
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.deltanet import DeltaNet
+from fourleaf.model.layers import MLP, Fused, RMSNorm, rotary_angles
+from fourleaf.model.moe import Experts, MixtureOfExperts, Router
+from fourleaf.model.state import KeyValues, Recurrent, State
+from fourleaf.model.work import Work
+
+
+class Layer(nn.Module):
+    """Pre-norm mixer, then pre-norm MLP, both residual."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.is_attention = config.layer_types[index] == "full_attention"
+        if self.is_attention:
+            self.self_attn = Attention(config)
+        else:
+            self.linear_attn = DeltaNet(config)
+        self.is_moe = config.num_experts > 0
+        self.mlp = MixtureOfExperts(config) if self.is_moe else MLP(config.hidden_size, config.intermediate_size)
+
+    def forward(
+        self, x: Tensor, work: Work, angles: tuple[Tensor, Tensor], cache: KeyValues | Recurrent | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """x: [R, D] -> (x [R, D], router logits [R, E] or None)."""
+        normed = self.input_layernorm(x)
+        if self.is_attention:
+            assert cache is None or isinstance(cache, KeyValues)
+            x = x + self.self_attn(normed, work, angles, cache)
+        else:
+            assert cache is None or isinstance(cache, Recurrent)
+            x = x + self.linear_attn(normed, work, cache)
+        normed = self.post_attention_layernorm(x)
+        if self.is_moe:
+            out, router_logits = self.mlp(normed, work)
+            return x + out, router_logits
+        return x + self.mlp(normed), None
+
+
+class Trunk(nn.Module):
+    """Embedding, layers, final norm: the `model.` of checkpoint names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Transformer(nn.Module):
+    """A Qwen3.5-style decoder whose clean path is that AR model, exactly, and which also denoises canvases."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.apply(self._reset)
+
+    def forward(self, work: Work, state: State | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Runs the rows of `work`. -> (hidden [R, D] for `head`, router logits of each MoE layer).
+
+        Causal rows extend `state`; canvas rows read it. Without a state every sequence starts at 0 and nothing is
+        kept: that is training.
+        """
+        assert state is None or state.lengths == work.starts
+        x = self.model.embed_tokens(work.tokens)
+        angles = rotary_angles(work.positions, self.config)
+        routers = []
+        for index, layer in enumerate(self.model.layers):
+            x, router_logits = layer(x, work, angles, None if state is None else state.layers[index])
+            if router_logits is not None:
+                routers.append(router_logits)
+        if state is not None:
+            state.lengths = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
+        return self.model.norm(x), routers
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Raw logits of the rows that need them: [R, D] -> [R, Y]."""
+        return F.linear(hidden, self.lm_head.weight)
+
+    def refresh(self) -> None:
+        """To be called when parameters have changed outside of training: forgets joined weights."""
+        for module in self.modules():
+            fused = getattr(module, "fused", None)
+            if isinstance(fused, Fused):
+                fused.refresh()
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters by checkpoint name; a tied head is not a tensor of its own."""
+        return iter(self.named_parameters())
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    @torch.no_grad()
+    def _reset(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding | Router):
+            module.weight.normal_(0.0, std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.zero_()
+        if isinstance(module, Experts):
+            module.gate_up_proj.normal_(0.0, std)
+            module.down_proj.normal_(0.0, std)
