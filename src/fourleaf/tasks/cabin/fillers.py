@@ -1,0 +1,77 @@
+"""Free text for the copied slots: listed forms of one side of the split, and invented ones of the same side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from fourleaf.tasks.cabin import invented, sentences
+from fourleaf.tasks.cabin.phrases import Corpus, held_out
+
+GENRE_LIKE = ("genre",)
+
+
+class Fillers:
+    """Draws values of the copied slots from the training side, or from the held-out side where `unseen`.
+
+    `known` are values that occur in training utterances as they stand; the held-out side leaves them out.
+    """
+
+    def __init__(self, corpus: Corpus, *, unseen: bool, known: frozenset[str] = frozenset()) -> None:
+        self.unseen = unseen
+        self.known = known
+        self.listed = {key: [form for form in forms if self._mine(form)] for key, forms in corpus.fillers.items()}
+        self.kinds = {
+            form.casefold(): kind for (slot, kind), forms in corpus.fillers.items() if slot == "query" for form in forms
+        }
+
+    def _mine(self, form: str) -> bool:
+        return held_out(form) == self.unseen and form not in self.known
+
+    def _draw(self, random: Random, invent: Callable[[], str], lists: list[list[str]], listed_share: float) -> str:
+        lists = [forms for forms in lists if forms]
+        # Held-out forms are one in ten, so an invented one is drawn until it falls on this side.
+        while True:
+            if lists and random.random() < listed_share:
+                return random.choice(random.choice(lists))
+            form = invent()
+            if self._mine(form) and form.count(",") < 3:
+                return form
+
+    def _lists(self, slot: str, kinds: tuple[str, ...]) -> list[list[str]]:
+        return [forms for (s, kind), forms in self.listed.items() if s == slot and (not kinds or kind in kinds)]
+
+    def destination(self, random: Random) -> str:
+        """Where to go, read well after "to"."""
+        return self._draw(random, lambda: invented.place(random), self._lists("destination", ()), 0.45)
+
+    def stop(self, random: Random) -> str:
+        """A place on the way."""
+        lists = self._lists("place", ()) * 3 + self._lists("destination", ())
+        return self._draw(random, lambda: invented.place(random), lists, 0.5)
+
+    def name(self, random: Random) -> str:
+        """Whom to call or to write to."""
+        return self._draw(random, lambda: invented.person(random), self._lists("name", ()), 0.4)
+
+    def query(self, random: Random, kinds: tuple[str, ...] = ()) -> str:
+        """What to play, of one of `kinds` where given."""
+        kind = random.choice(kinds or ("artist", "artist", "song", "song", "genre", "station", "podcast", "other"))
+        lists = self._lists("query", (kind,))
+        share = 0.97 if kind in GENRE_LIKE else 0.4
+        return self._draw(random, lambda: invented.title(random, kind), lists, share)
+
+    def text(self, random: Random, kinds: tuple[str, ...] = ()) -> str:
+        """A message; only statements where `kinds` is ("statement",)."""
+        if "statement" in kinds:
+            return self._draw(random, lambda: sentences.statement(random), self._lists("text", ("statement",)), 0.35)
+        invent = sentences.note if random.random() < 0.55 else sentences.statement
+        return self._draw(random, lambda: invent(random), self._lists("text", ()), 0.35)
+
+    def value(self, slot: str, random: Random, kinds: tuple[str, ...] = ()) -> str:
+        """A form for any of the five copied slots."""
+        if slot == "query":
+            return self.query(random, kinds)
+        if slot == "text":
+            return self.text(random, kinds)
+        return {"destination": self.destination, "place": self.stop, "name": self.name}[slot](random)
