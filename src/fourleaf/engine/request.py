@@ -6,10 +6,15 @@ server, command line and measurements do not know which of them runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from fourleaf.errors import RequestError
+
+if TYPE_CHECKING:
+    from fourleaf.text.chat import ChatTemplate
+    from fourleaf.text.tokenizer import Tokenizer
 
 Mode = Literal["ar", "diffuse"]
 FinishReason = Literal["stop", "length"]
@@ -109,3 +114,26 @@ class Delta:
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+
+
+class Decoder(Protocol):
+    """What server, command line and measurements need of an engine; `Engine` is one."""
+
+    @property
+    def name(self) -> str:
+        """The id under which the model is served."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat(self) -> ChatTemplate: ...
+
+    @property
+    def max_context(self) -> int:
+        """Limit on the tokens of prompt and answer together."""
+
+    def generate(
+        self, prompt_ids: list[int], params: GenerateParams, observe: Callable[[Frame], None] | None = None
+    ) -> Iterator[Delta]:
+        """Yields the answer as it is committed. Closing the iterator, or raising from `observe`, ends the request."""

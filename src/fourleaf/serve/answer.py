@@ -1,0 +1,96 @@
+"""From chat messages to the events of one answer: what the server and the command line have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from fourleaf.engine.request import Decoder, Frame, GenerateParams, Usage
+from fourleaf.errors import ContextLengthError
+from fourleaf.serve.tools import Offer, OfferFilter
+from fourleaf.text.router import Event, Router
+
+# Tokens a piece: small enough that clients render smoothly and meters that count chunks see more than one a block.
+PIECE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The last item of an answer. Seconds are wall-clock, of decoding alone: a queue or a drawing does not count."""
+
+    reason: Literal["stop", "length", "tool_calls"]
+    usage: Usage
+    seconds: float
+    first_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens a second, prefill included; 0 where the clock saw no time pass."""
+        return self.usage.completion_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def fit(prompt_tokens: int, wanted: int | None, max_context: int, *, field: str = "max_tokens") -> int:
+    """Tokens that the answer may take: `wanted`, or by default what `GenerateParams` has and the context leaves.
+
+    Raises ContextLengthError with the needed and the allowed number where it does not fit.
+    """
+    room = max_context - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"This model's context holds {max_context} tokens, the messages alone take {prompt_tokens}, and the answer "
+            f"needs at least 1. Shorten the messages to {max_context - 1} tokens.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    if wanted is None:
+        return min(GenerateParams.max_tokens, room)
+    if wanted > room:
+        raise ContextLengthError(
+            f"This model's context holds {max_context} tokens, but {prompt_tokens + wanted} were asked for: "
+            f"{prompt_tokens} in the messages and {wanted} in {field}. Ask for at most {room}.",
+            param=field,
+            code="context_length_exceeded",
+        )
+    return wanted
+
+
+def answer(
+    engine: Decoder,
+    prompt_ids: list[int],
+    params: GenerateParams,
+    offer: Offer,
+    observe: Callable[[Frame], None] | None = None,
+) -> Iterator[Event | Finish]:
+    """Decodes one answer; the last item is its `Finish`. Whatever `observe` raises ends the request and comes out."""
+    started = time.perf_counter()
+    watched = 0.0
+    first = 0.0
+
+    def timed(frame: Frame) -> None:
+        nonlocal watched
+        assert observe is not None
+        before = time.perf_counter()
+        try:
+            observe(frame)
+        finally:
+            watched += time.perf_counter() - before
+
+    router = Router(engine.tokenizer)
+    filtered = OfferFilter(offer.names)
+    for delta in engine.generate(prompt_ids, params, timed if observe else None):
+        now = time.perf_counter() - started - watched
+        first = first or (now if delta.tokens or delta.finish_reason else 0.0)
+        for begin in range(0, len(delta.tokens), PIECE_TOKENS):
+            yield from filtered.passed(router.feed(list(delta.tokens[begin : begin + PIECE_TOKENS])))
+        if delta.finish_reason is None:
+            continue
+        assert delta.usage is not None, "the last delta carries usage"
+        yield from filtered.passed(router.finish())
+        if delta.finish_reason == "stop":
+            yield from filtered.closing()
+        called = filtered.calls and delta.finish_reason == "stop"
+        yield Finish("tool_calls" if called else delta.finish_reason, delta.usage, now, first)
+        return
+    raise AssertionError("the engine ended an answer without a finish reason")

@@ -1,0 +1,130 @@
+"""Which tools an answer may call.
+
+A model whose tools are in its weights (`cabin`) cannot learn others from a request: the request names all of them, a
+subset, or none, which means all. A model that reads its tools from the prompt takes whatever the request names.
+
+The model does not know what a subset leaves out. So a call to a tool that was not offered is taken out of the answer;
+when nothing else is in it, the answer is the text with which the model itself declines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fourleaf.errors import RequestError
+from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE, TOOLS
+from fourleaf.text.router import ContentDelta, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
+
+DECLINED = OUT_OF_SCOPE
+
+_ANNOTATIONS = ("title", "description", "$schema", "default", "examples")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The tools of one request: as shown to the chat template, and the names that may come back as calls."""
+
+    tools: list[dict[str, Any]] | None
+    names: frozenset[str]
+
+
+def fixed_tools(model: str) -> list[dict[str, Any]] | None:
+    """The tools in a model's weights, by the model's name; None where it has none."""
+    return {"cabin": TOOLS}.get(model)
+
+
+def offer(fixed: list[dict[str, Any]] | None, asked: list[dict[str, Any]] | None, choice: str) -> Offer:
+    """What a request's `tools` and `tool_choice` ("auto" or "none") come to.
+
+    fixed is the tool list in the model's weights, None for a model that reads tools from its prompt.
+    Raises RequestError for a tool named twice, or one that is not among the fixed tools.
+    """
+    for index, tool in enumerate(asked or []):
+        name = tool["function"]["name"]
+        if any(name == earlier["function"]["name"] for earlier in (asked or [])[:index]):
+            raise RequestError(
+                f"tools names {name!r} twice.", param=f"tools[{index}].function.name", code="invalid_value"
+            )
+    if fixed is not None:
+        _check_fixed(fixed, asked or [])
+    tools = asked or fixed
+    if choice == "none" or not tools:
+        return Offer(tools=None, names=frozenset())
+    return Offer(tools=tools, names=frozenset(tool["function"]["name"] for tool in tools))
+
+
+def _check_fixed(fixed: list[dict[str, Any]], asked: list[dict[str, Any]]) -> None:
+    known = {tool["function"]["name"]: tool["function"].get("parameters") for tool in fixed}
+    for index, tool in enumerate(asked):
+        name = tool["function"]["name"]
+        where = f"tools[{index}].function"
+        fault, param = "", where
+        if name not in known:
+            fault, param = f"it has no tool {name!r}", f"{where}.name"
+        elif _meaning(tool["function"].get("parameters")) != _meaning(known[name]):
+            fault, param = f"its {name!r} has other parameters", f"{where}.parameters"
+        if fault:
+            raise RequestError(
+                f"This model's tools are fixed: {fault}. Leave `tools` out, or name the model's own tools or some of "
+                f"them unchanged: {', '.join(sorted(known))}.",
+                param=param,
+                code="unsupported_value",
+            )
+
+
+def _meaning(schema: object) -> object:
+    """A JSON schema without what only people read: an SDK's titles and a client's wording make no difference."""
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _ANNOTATIONS:
+            continue
+        if key == "properties" and isinstance(value, dict):
+            kept[key] = {name: _meaning(inner) for name, inner in value.items()}
+        elif key in ("required", "enum") and isinstance(value, list):
+            kept[key] = sorted(value, key=repr)
+        else:
+            kept[key] = _meaning(value)
+    return kept
+
+
+class OfferFilter:
+    """Lets through the calls to offered tools, numbered anew from 0, and everything that is no call."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._renumbered: dict[int, int] = {}
+        self._dropped = False
+        self._has_text = False
+
+    @property
+    def calls(self) -> int:
+        """Calls let through so far."""
+        return len(self._renumbered)
+
+    def passed(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, ToolCallStart):
+                if event.name not in self._names:
+                    self._dropped = True
+                    continue
+                self._renumbered[event.index] = len(self._renumbered)
+                yield ToolCallStart(self._renumbered[event.index], event.name)
+            elif isinstance(event, ToolCallArguments):
+                if event.index in self._renumbered:
+                    yield ToolCallArguments(self._renumbered[event.index], event.text)
+            elif isinstance(event, ToolCallEnd):
+                if event.index in self._renumbered:
+                    yield ToolCallEnd(self._renumbered[event.index])
+            else:
+                if isinstance(event, ContentDelta):
+                    self._has_text = self._has_text or bool(event.text.strip())
+                yield event
+
+    def closing(self) -> Iterator[Event]:
+        """What is left to say once the answer ended on its own."""
+        if self._dropped and not self._renumbered and not self._has_text:
+            yield ContentDelta(DECLINED)
