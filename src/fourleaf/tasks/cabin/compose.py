@@ -244,7 +244,9 @@ class Composer:
     def _lowered(self, piece: Piece) -> str:
         match = re.match(r"[A-Z][a-z']*", piece.text)
         known = (
-            match and match[0] not in ("I", "I'm", "I've", "I'd", "I'll") and match[0].lower() in self.side.vocabulary
+            match
+            and match[0] not in ("I", "I'm", "I've", "I'd", "I'll")
+            and match[0].lower().split("'")[0] in self.side.vocabulary
         )
         if not known or (piece.copied and piece.text.startswith(piece.copied)):
             return piece.text

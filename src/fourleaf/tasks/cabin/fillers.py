@@ -14,22 +14,26 @@ GENRE_LIKE = ("genre",)
 class Fillers:
     """Draws values of the copied slots from the training side, or from the held-out side where `unseen`.
 
-    `known` are values that occur in training utterances as they stand; the held-out side leaves them out.
+    `known` are values (case-folded) that occur in training utterances as they stand; the held-out side leaves them
+    out and remembers in `drawn` what it gave.
     """
 
     def __init__(self, corpus: Corpus, *, unseen: bool, known: frozenset[str] = frozenset()) -> None:
         self.unseen = unseen
         self.known = known
+        self.drawn: set[str] = set()
         self.listed = {key: [form for form in forms if self._mine(form)] for key, forms in corpus.fillers.items()}
         self.kinds = {
             form.casefold(): kind for (slot, kind), forms in corpus.fillers.items() if slot == "query" for form in forms
         }
 
     def _mine(self, form: str) -> bool:
-        return held_out(form) == self.unseen and form not in self.known
+        return held_out(form) == self.unseen and form.casefold() not in self.known
 
     def _draw(self, random: Random, invent: Callable[[], str], lists: list[list[str]], listed_share: float) -> str:
         lists = [forms for forms in lists if forms]
+        # The held-out lists are a tenth as long: drawn as often, their few forms would fill a test set.
+        listed_share = 0.3 * listed_share if self.unseen else listed_share
         # Held-out forms are one in ten, so an invented one is drawn until it falls on this side.
         while True:
             if lists and random.random() < listed_share:
@@ -58,7 +62,9 @@ class Fillers:
         """What to play, of one of `kinds` where given."""
         kind = random.choice(kinds or ("artist", "artist", "song", "song", "genre", "station", "podcast", "other"))
         lists = self._lists("query", (kind,))
-        share = 0.97 if kind in GENRE_LIKE else 0.4
+        if kind in GENRE_LIKE and lists and lists[0]:
+            return random.choice(lists[0])
+        share = 0.4
         return self._draw(random, lambda: invented.title(random, kind), lists, share)
 
     def text(self, random: Random, kinds: tuple[str, ...] = ()) -> str:
@@ -71,7 +77,11 @@ class Fillers:
     def value(self, slot: str, random: Random, kinds: tuple[str, ...] = ()) -> str:
         """A form for any of the five copied slots."""
         if slot == "query":
-            return self.query(random, kinds)
-        if slot == "text":
-            return self.text(random, kinds)
-        return {"destination": self.destination, "place": self.stop, "name": self.name}[slot](random)
+            form = self.query(random, kinds)
+        elif slot == "text":
+            form = self.text(random, kinds)
+        else:
+            form = {"destination": self.destination, "place": self.stop, "name": self.name}[slot](random)
+        if self.unseen:
+            self.drawn.add(form.casefold())
+        return form

@@ -30,7 +30,7 @@ FREE_SLOTS = frozenset(name for _, name in FREE_TEXT)
 COPYING_TOOLS = frozenset(tool for tool, _ in FREE_TEXT)
 NUMBER_SLOTS = frozenset({"celsius", "fahrenheit", "delta", "level", "brightness", "position", "speed_kmh"})
 # Two calls in one breath (rule 2), in the order that the rule gives.
-WINDOW_PAIRS = {
+WINDOW_PAIRS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("rear_left", "rear_right"): (
         "the back windows", "the rear windows", "both back windows", "the kids' windows", "the windows in the back",
         "both rear windows", "the two back windows", "the back seat windows", "the children's windows",
@@ -41,7 +41,7 @@ WINDOW_PAIRS = {
         "the windows in the front",
     ),
 }  # fmt: skip
-SEAT_SETS = {
+SEAT_SETS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("rear_left", "rear_right"): (
         "the back seats", "the rear seats", "the kids' seats", "both back seats", "the seats in the back",
         "both rear seats", "the two back seats", "the children's seats", "the whole back row",
@@ -140,7 +140,7 @@ class Piece:
 
 def draw_number(slot: str, tool: str, random: Random, *, may_clamp: bool = True) -> tuple[int, int, bool]:
     """(number said, value in the call, whether it was clamped) for a number slot."""
-    beyond = may_clamp and random.random() < 0.07
+    beyond = may_clamp and random.random() < 0.09
     if slot == "celsius":
         said = random.randint(16, 30)
         if beyond:
@@ -202,7 +202,7 @@ class Requests:
         arguments: dict[str, Any] = dict(phrase.args)
         tags: set[str] = set()
         several: tuple[str, tuple[str, ...]] | None = None
-        if "speed_kmh" in phrase.slots and random.random() < 0.18:
+        if "speed_kmh" in phrase.slots and random.random() < 0.25:
             text, arguments["speed_kmh"] = self._mph(text, random, tags)
         for slot in SLOT.findall(text):
             if slot in FREE_SLOTS:
@@ -254,7 +254,7 @@ class Requests:
     ) -> tuple[str, str, int]:
         name = "celsius" if slot == "fahrenheit" else slot
         # A bare temperature above 45 is Fahrenheit (rule 5); the pattern must not say otherwise.
-        if slot == "celsius" and random.random() < 0.1 and not re.search(r"celsius|centigrade|\bC\b", phrase.pattern):
+        if slot == "celsius" and random.random() < 0.15 and not re.search(r"celsius|centigrade|\bC\b", phrase.pattern):
             slot = "fahrenheit"
         said, value, clamped = draw_number(slot, phrase.tool, random, may_clamp=may_clamp)
         if slot == "fahrenheit":

@@ -110,7 +110,7 @@ def _whole(repair: Repair, requests: Requests, random: Random, tool: str | None)
         return None
     text = repair.pattern
     for name, piece in (("{first}", first), ("{second}", second)):
-        words = piece.text.rstrip(" .!?") if not piece.ends_in_message else piece.text
+        words = piece.text if piece.ends_free else piece.text.rstrip(" .!?")
         if (
             not text.startswith(name)
             and re.match(r"[A-Z][a-z]+ ", words)

@@ -22,7 +22,8 @@ from fourleaf.tasks.cabin.schema import FREE_TEXT, PARAMETERS, Call, Example
 # Beside these a seat, side or window may follow from who is meant, so its name alone must not change.
 _PERSONAL = re.compile(
     r"\b(?:i['’]?m|i am|i['’]?ve|me|myself|my (?!window|seat|side)\w+|kids?|bairns?|children|he|she|hers?|his|him|"
-    r"he['’]s|she['’]s|baby|dog|wife|husband|mate|they|us|we|our|passenger['’]s \w+ing|gran\w*|nan|mum|mom|dad|guests?)\b",
+    r"he['’]s|she['’]s|baby|dog|wife|husband|mate|they|us|we|our|"
+    r"passenger['’]s \w+ing|gran\w*|nan|mum|mom|dad|guests?)\b",
     re.I,
 )
 _FIXED_PLACES = frozenset({"home", "work", "there", "school", "town", "hame"})
@@ -33,6 +34,17 @@ _CONTEXT_AFTER = re.compile(
     r"\s*(?:degrees?|deg|percent|per cent|%|notch\w*|steps?|clicks?|points?|levels?|bars?|ticks?|mph|miles|k\b|km)",
     re.I,
 )
+# Words near a copied value that say what it is; without them only a known name would, so it stays.
+_CUES = {
+    "query": r"play|put|listen|hear|music|song|radio|tune|spin|queue|podcast|album|track|stream|blast|band|stick|whack|"
+    r"\bon\b|\bby\b|sing|crank|episode|station|fm\b|sound|channel|cue|lash|throw|switch to|instead|mood for|vibe",
+    "name": r"call|ring|phone|text|messag|tell|dial|write|drop|let|know|send|buzz|bell|line|speak|talk|sms|reply|"
+    r"blower|telephone|get|contact|reach|say|ping|answer|shout|word|whatsapp|inform|connect|through|hold of|tinkle",
+    "destination": r"\bto\b|\btae\b|navigat|destin|head|rout|direct|driv|\bgo|find|off|for\b|way|get|bring|tak|reach|"
+    r"there|set|sat ?nav|bound|towards|at\b|in\b|address|aim|avoid|without|fastest|need",
+    "place": r"stop|via|swing|rout|pick|through|past|way|add|drop|pit|pop|waypoint|visit|by\b|call in|at\b|to\b|detour",
+    "text": r".",
+}
 _SINGLES = {"window": 4, "seat": 4, "zone": 3}
 _DETOURS = {
     "tolls": (" avoiding tolls", ", no tolls", " without toll roads", ", avoid toll roads", " but skip the tolls"),
@@ -124,6 +136,9 @@ def _free_places(example: Example, claims: _Claims, fillers: Fillers) -> list[Pl
         # "the {Copper Kettle}" or "my {sister}" would get a second article.
         bound = re.search(r"\b(?:the|a|an|my|our|your|some|this|his|her)\s+$", before, re.I)
         if kinds is None or value.lower() in _FIXED_PLACES or (bound and kinds != ("genre",)):
+            continue
+        near = text[max(0, spans[0][0] - 60) : spans[0][0]] + " | " + text[spans[0][1] : spans[0][1] + 30]
+        if not re.search(_CUES[slot], near, re.I):
             continue
         tool = example.calls[index].name
         # Several calls may share a value; each of its places belongs to one of them, all are filled alike.
