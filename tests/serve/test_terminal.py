@@ -88,7 +88,8 @@ def test_a_conversation_remembers_its_turns(scripted, call_text):
     assert document["content"] is None
     assert document["usage"]["fourleaf"]["forwards"] == first.finish.usage.forwards
     conversation.say("and now?")
-    assert engine.prompts[1].startswith(f"<|user|>cool it<|assistant|>{call_text('set_ac', on=True)}<|end|><|user|>and")
+    call = call_text("set_ac", on=True)
+    assert engine.prompts[1].startswith(f'<|user|>cool it<|assistant|>{call}<|end|><|tool|>{{"ok": true}}<|user|>and')
     conversation.clear()
     conversation.say("again")
     assert engine.prompts[2].startswith("<|user|>again")

@@ -77,15 +77,20 @@ class Conversation:
         finish = items.pop()
         assert isinstance(finish, Finish)
         whole = Answer(fold(item for item in items if not isinstance(item, Finish)), finish, params)
-        self._turns = [*kept, [said, self._as_message(whole.message)]]
+        self._turns = [*kept, [said, *self._answered(whole.message)]]
         return whole
 
-    def _as_message(self, answered: Message) -> dict[str, Any]:
+    def _answered(self, answered: Message) -> list[dict[str, Any]]:
+        """The assistant's message, and behind calls their results, which a template may want to see there.
+
+        No car is attached: every call counts as done.
+        """
         message: dict[str, Any] = {"role": "assistant", "content": answered.content}
-        if answered.tool_calls:
-            message["tool_calls"] = []
+        results = []
         for call in answered.tool_calls:
+            made = f"call_{self._calls}"
             function = {"name": call.name, "arguments": call.arguments_json}
-            message["tool_calls"].append({"id": f"call_{self._calls}", "type": "function", "function": function})
+            message.setdefault("tool_calls", []).append({"id": made, "type": "function", "function": function})
+            results.append({"role": "tool", "tool_call_id": made, "content": '{"ok": true}'})
             self._calls += 1
-        return message
+        return [message, *results]

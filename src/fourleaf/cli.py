@@ -1,0 +1,228 @@
+"""The commands: parse, call, print. What they call is imported when they run, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import Abort, TyperException
+
+from fourleaf.errors import FourleafError
+
+if TYPE_CHECKING:
+    from fourleaf.engine.request import Decoder
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    """A user's mistake is one line on stderr and exit code 2, never a traceback."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except TyperException as error:
+            _fail(error.format_message())
+        except FourleafError as error:
+            _fail(str(error))
+        except (KeyboardInterrupt, Abort):
+            code = INTERRUPTED
+        sys.exit(code)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"fourleaf: {' '.join(message.split()).replace('Value error, ', '')}", file=sys.stderr)
+    sys.exit(USER_ERROR)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="fourleaf",
+    help="Block diffusion language models: train, serve and measure them.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Task(StrEnum):
+    """What recipes and test sets exist for."""
+
+    cabin = "cabin"
+
+
+Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; the bundled model by default.")]
+Mode = Annotated[str, typer.Option(help="ar: one token a forward. diffuse: blocks, several tokens a forward.")]
+Threshold = Annotated[float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int, typer.Option(help="With a temperature: same seed, same answer.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Limit of an answer, in tokens.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fourleaf {version('fourleaf')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version_: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _load(model: Path | None, threads: int | None) -> tuple[Decoder, list[dict[str, Any]] | None]:
+    """The engine, and the tools in its model's weights."""
+    from fourleaf.engine import bundled_path
+    from fourleaf.engine.engine import Engine
+    from fourleaf.serve.tools import fixed_tools
+
+    engine = Engine.load(model or bundled_path(), num_threads=threads)
+    return engine, fixed_tools(engine.name)
+
+
+@app.command()
+def run(
+    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    model: Model = None,
+    mode: Mode = "diffuse",
+    threshold: Threshold = 0.9,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    show: Annotated[bool, typer.Option("--show", help="Draw the canvas on stderr while it fills.")] = False,
+    delay: Annotated[float, typer.Option(min=0, max=10, help="With --show: seconds to rest on each pass.")] = 0.08,
+) -> None:
+    """Answer one request, and say how fast it was."""
+    from fourleaf.engine.request import GenerateParams
+    from fourleaf.serve.conversation import Conversation
+    from fourleaf.serve.terminal import CanvasView, answer_lines, speed_line
+
+    # Checked before the model is loaded: a mistake should not have to wait.
+    params = GenerateParams(mode=mode, threshold=threshold, temperature=temperature, seed=seed)  # type: ignore[arg-type]
+    said = sys.stdin.read().strip() if text == "-" else text
+    engine, tools = _load(model, threads)
+    view = CanvasView(engine.tokenizer, sys.stderr, delay) if show else nullcontext()
+    with view as canvas:
+        answer = Conversation(engine, tools, params, max_tokens).say(said, canvas.show if canvas else None)
+    if as_json:
+        print(json.dumps(answer.document(), ensure_ascii=False))
+    else:
+        print("\n".join(answer_lines(answer.message)))
+    print(speed_line(answer.finish, params), file=sys.stderr)
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    mode: Mode = "diffuse",
+    threshold: Threshold = 0.9,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = None,
+    threads: Threads = None,
+    show: Annotated[bool, typer.Option("--show", help="Draw the canvas on stderr while it fills.")] = False,
+    delay: Annotated[float, typer.Option(min=0, max=10, help="With --show: seconds to rest on each pass.")] = 0.08,
+) -> None:
+    """Talk to a model. /clear forgets what was said; /quit or Ctrl-D ends."""
+    from fourleaf.engine.request import GenerateParams
+    from fourleaf.errors import RequestError
+    from fourleaf.serve.conversation import Conversation
+    from fourleaf.serve.terminal import CanvasView, answer_lines, said_lines, speed_line
+
+    params = GenerateParams(mode=mode, threshold=threshold, temperature=temperature, seed=seed)  # type: ignore[arg-type]
+    engine, tools = _load(model, threads)
+    conversation = Conversation(engine, tools, params, max_tokens)
+    for said in said_lines(sys.stdin):
+        if said == "/quit":
+            break
+        if said == "/clear":
+            conversation.clear()
+            continue
+        try:
+            with CanvasView(engine.tokenizer, sys.stderr, delay) if show else nullcontext() as canvas:
+                answer = conversation.say(said, canvas.show if canvas else None)
+        except RequestError as error:
+            print(f"fourleaf: {error}", file=sys.stderr)
+            continue
+        print("\n".join(answer_lines(answer.message)))
+        print(speed_line(answer.finish, params), file=sys.stderr)
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's own want a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
+    model: Model = None,
+    threads: Threads = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="FOURLEAF_API_KEY", help="Key that clients must send as a Bearer token.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log each request, and fields without effect.")] = False,
+) -> None:
+    """Serve a model behind OpenAI's chat completions API."""
+    try:
+        from fourleaf.serve import listener
+        from fourleaf.serve.app import create_app
+    except ModuleNotFoundError as error:
+        _fail(f"`fourleaf serve` needs {error.name}: pip install 'fourleaf[serve]'")
+
+    listener.check_host(host, api_key)
+    with listener.bind(host, port) as bound:
+        engine, tools = _load(model, threads)
+        print(f"{engine.name} is served on {listener.url(bound)}/v1 (Ctrl-C ends)", file=sys.stderr)
+        listener.run(create_app(engine, fixed_tools=tools, api_key=api_key), bound, verbose=verbose)
+
+
+@app.command()
+def train(
+    task: Annotated[Task, typer.Argument(help="What to train for.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; the trained model comes to its `model` folder.")] = Path(
+        "runs/cabin"
+    ),
+    minutes: Annotated[float | None, typer.Option(min=0, help="Budget: time at the machine. 30 by default.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Budget: optimiser steps, in place of minutes.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed and steps, same weights.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
+    threads: Threads = None,
+) -> None:
+    """Train a model by its recipe.
+
+    From nothing: AR first, then block diffusion.
+    """
+    from fourleaf.train.meter import Meter
+    from fourleaf.train.recipes import CABIN_STAGES, train_cabin
+
+    if minutes is None and steps is None:
+        minutes = 30.0
+    meter = Meter(tuple(stage.share for stage in CABIN_STAGES), sys.stderr)
+    try:
+        made = train_cabin(
+            out, minutes=minutes, steps=steps, seed=seed, resume=resume, num_threads=threads, report=meter
+        )
+    finally:
+        meter.close()
+    print(made)
+
+
+if __name__ == "__main__":
+    app()
