@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
 import sys
@@ -64,7 +65,10 @@ def url(bound: socket.socket) -> str:
 
 
 def run(app: FastAPI, bound: socket.socket, *, verbose: bool = False) -> None:
-    """Serves until interrupted."""
+    """Serves until interrupted. verbose: logs each request, and the fields in it that have no effect."""
+    if verbose:
+        logging.basicConfig(format="%(levelname)s:     %(message)s")
+        logging.getLogger("fourleaf").setLevel(logging.DEBUG)
     config = uvicorn.Config(
         app,
         log_level="info" if verbose else "warning",
