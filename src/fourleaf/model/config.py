@@ -80,6 +80,9 @@ class ModelConfig:
         self._check_block_diffusion()
 
     def _check_shapes(self) -> None:
+        for field in _COUNTS:
+            count = getattr(self, field)
+            _require(isinstance(count, int) and count >= 1, field, count, "a whole number of at least 1")
         _require(len(self.layer_types) == self.num_hidden_layers, "layer_types", len(self.layer_types), "one a layer")
         unknown = set(self.layer_types) - {"linear_attention", "full_attention"}
         _require(not unknown, "layer_types", sorted(unknown), "linear_attention or full_attention")
@@ -95,23 +98,31 @@ class ModelConfig:
             self.linear_num_value_heads,
             f"a multiple of linear_num_key_heads {self.linear_num_key_heads}",
         )
-        _require(self.rotary_dim % 2 == 0 and self.rotary_dim > 0, "partial_rotary_factor", self.rotary_dim, "even dims")
+        even = self.rotary_dim % 2 == 0 and 0 < self.rotary_dim <= self.head_dim
+        limit = f"such that an even number of the {self.head_dim} dims of a head turns, not {self.rotary_dim}"
+        _require(even, "partial_rotary_factor", self.partial_rotary_factor, limit)
         if self.num_experts:
             ok = 0 < self.num_experts_per_tok <= self.num_experts
-            _require(ok, "num_experts_per_tok", self.num_experts_per_tok, f"1..{self.num_experts}")
+            _require(ok, "num_experts_per_tok", self.num_experts_per_tok, f"in 1..{self.num_experts}")
+            for field in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+                _require(getattr(self, field) > 0, field, getattr(self, field), "above 0 where there are experts")
         else:
-            _require(self.intermediate_size > 0, "intermediate_size", self.intermediate_size, "above 0 in a dense model")
+            _require(self.intermediate_size > 0, "intermediate_size", self.intermediate_size, "above 0 without experts")
 
     def _check_block_diffusion(self) -> None:
         both = (self.block_size is None) == (self.mask_token_id is None)
         _require(both, "block_size", self.block_size, "given together with mask_token_id")
         if self.mask_token_id is not None:
-            _require(0 <= self.mask_token_id < self.vocab_size, "mask_token_id", self.mask_token_id, "below vocab_size")
+            limit = f"in 0..{self.vocab_size - 1}, a token of the vocabulary"
+            _require(0 <= self.mask_token_id < self.vocab_size, "mask_token_id", self.mask_token_id, limit)
             _require((self.block_size or 0) >= 1, "block_size", self.block_size, "at least 1")
         if self.coreset_top_p is not None:
             _require(0 < self.coreset_top_p <= 1, "coreset_top_p", self.coreset_top_p, "in (0, 1]")
             least = self.coreset_min if self.coreset_min is not None else self.num_experts_per_tok
-            _require(least >= self.num_experts_per_tok, "coreset_min", least, "at least num_experts_per_tok")
+            ok = self.num_experts_per_tok <= least <= self.num_experts
+            _require(
+                ok, "coreset_min", least, f"in {self.num_experts_per_tok}..{self.num_experts}: top-k to all experts"
+            )
         for field, allowed in _OPEN_CHOICES.items():
             _require(getattr(self, field) in allowed, field, getattr(self, field), " or ".join(allowed))
 
@@ -142,6 +153,8 @@ class ModelConfig:
         rope = raw.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default":
             raise ConfigError(f"rope_type is {rope['rope_type']!r}; only 'default' is supported")
+        if raw.get("hidden_act", "silu") != "silu":
+            raise ConfigError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
         values = {k: v for k, v in {**rope, **raw}.items() if k in known and v is not None}
         if "layer_types" in values:
             values["layer_types"] = tuple(values["layer_types"])
@@ -157,6 +170,8 @@ class ModelConfig:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{path} holds a JSON {type(raw).__name__}; it must be an object")
         return cls.from_dict(raw)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +185,19 @@ class ModelConfig:
         return raw
 
 
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
 _OPEN_CHOICES = {
     "bd_readout_scale": ("key_dim", "none"),
     "bd_history_decay": ("none", "row"),

@@ -33,8 +33,10 @@ class DeltaNet(nn.Module):
         self.conv1d = nn.Conv1d(
             config.conv_dim, config.conv_dim, config.linear_conv_kernel_dim, groups=config.conv_dim, bias=False
         )
-        self.dt_bias = nn.Parameter(torch.ones(heads))
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log())
+        # A fresh trunk starts with time steps of 0.001..0.1, as Mamba and FLA do: ones would forget within a token.
+        step = torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus(dt_bias) = step
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         self.norm = GatedRMSNorm(config.linear_value_head_dim, config.rms_norm_eps)
         self.in_proj_qkv = nn.Linear(hidden, config.conv_dim, bias=False)
         self.in_proj_z = nn.Linear(hidden, config.value_dim, bias=False)
@@ -108,7 +110,8 @@ class DeltaNet(nn.Module):
         """x: [C, N, D]; tail: [C, W-1, D]; state: [C, H, K, V]; decay, beta: [R, H]. -> [C, N, H, V]."""
         canvas, config = work.canvas, self.config
         assert canvas is not None and config.block_size is not None
-        q, k, v = _canvas_heads(torch.cat((tail, x), 1), x, self.conv1d.weight.squeeze(1), self.conv_right_weight, config)
+        extended = torch.cat((tail, x), 1)
+        q, k, v = _canvas_heads(extended, x, self.conv1d.weight.squeeze(1), self.conv_right_weight, config)
         q, k, v = (t.to(state.dtype).transpose(1, 2) for t in (q, k, v))  # [C, H, N, .]
         read = q @ state
         if config.bd_readout_scale == "key_dim":

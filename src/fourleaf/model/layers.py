@@ -56,11 +56,14 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotary_angles(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin of each row's angles, [R, 1, rotary_dim], both halves alike (the rotate-half form of RoPE)."""
-    dim = config.rotary_dim
-    steps = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device)
-    angles = positions[:, None].to(torch.float32) * (1.0 / config.rope_theta ** (steps / dim))
+def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """cos and sin of each row's angles, [R, 1, rotary_dim], both halves alike (the rotate-half form of RoPE).
+
+    `dtype`: the rows'; angles are computed in at least fp32.
+    """
+    dim, wide = config.rotary_dim, torch.promote_types(dtype, torch.float32)
+    steps = torch.arange(0, dim, 2, dtype=wide, device=positions.device)
+    angles = positions[:, None].to(wide) * (1.0 / config.rope_theta ** (steps / dim))
     angles = torch.cat((angles, angles), -1).unsqueeze(1)
     return angles.cos(), angles.sin()
 

@@ -94,8 +94,8 @@ def coreset(scores: Tensor, owner: Tensor, num: int, top_k: int, top_p: float, l
     best, which = scores.topk(top_k, -1)
     votes = torch.zeros_like(scores).scatter(1, which, best)
     votes = scores.new_zeros(num, scores.shape[1]).index_add(0, owner, votes)
-    share, order = (votes / votes.sum(-1, keepdim=True)).sort(-1, descending=True, stable=True)
-    before = share.cumsum(-1) - share
+    share, order = (votes / votes.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
+    before = F.pad(share.cumsum(-1)[:, :-1], (1, 0))
     rank = torch.arange(share.shape[1], device=scores.device)
     keep = (before < top_p) | (rank < least)
     return torch.zeros_like(keep).scatter(1, order, keep)

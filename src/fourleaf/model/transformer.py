@@ -82,8 +82,9 @@ class Transformer(nn.Module):
         kept: that is training.
         """
         assert state is None or state.lengths == work.starts
+        assert work.canvas is None or work.canvas.max_len <= (self.config.block_size or 0)
         x = self.model.embed_tokens(work.tokens)
-        angles = rotary_angles(work.positions, self.config)
+        angles = rotary_angles(work.positions, self.config, x.dtype)
         routers = []
         for index, layer in enumerate(self.model.layers):
             x, router_logits = layer(x, work, angles, None if state is None else state.layers[index])

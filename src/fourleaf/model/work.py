@@ -75,6 +75,7 @@ class Work:
         if self.canvas is not None:
             assert self.canvas_seq is not None and self.canvas_start is not None
             assert len(self.canvas_seq) == len(self.canvas_start) == self.canvas.num
+            assert all(self.canvas.lengths), "a canvas has rows: the log of its fill is part of the model"
             for seq, start in zip(self.canvas_seq, self.canvas_start, strict=True):
                 least, most = self.starts[seq], self.starts[seq] + self.causal.lengths[seq]
                 assert least <= start <= most, f"canvas at {start} reads history outside {least}..{most}"

@@ -1,0 +1,138 @@
+"""Runs that can be repeated: the bundled model's.
+
+The recipe is data; the command line only chooses the budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fourleaf.checkpoint.files import save_model
+from fourleaf.errors import ConfigError
+from fourleaf.kernels.fuse import use_compiled
+from fourleaf.model.config import ModelConfig
+from fourleaf.tasks.cabin.generator import stream
+from fourleaf.tasks.cabin.schema import Example, answer_text, messages
+from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
+from fourleaf.train.config import Stage, TrainConfig
+from fourleaf.train.data import Document, Source
+from fourleaf.train.trainer import Evaluate, Ids, Trainer
+
+BLOCK_SIZE = 32
+VOCAB_SIZE = 1024
+_TOKENIZER_EXAMPLES = 20_000
+_TOKENIZER_SEED = 1_000_003
+
+CABIN_STAGES = (
+    Stage(objective="ar", share=0.45, curriculum=((0.0, 1), (0.08, 2), (0.2, 4), (0.35, 8)), decay_from=0.8, floor=0.3),
+    Stage(objective="joint", share=0.55, peak_muon=0.015, peak_adamw=2e-3, decay_from=0.3),
+)
+
+
+def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
+    """The AR trunk of the bundled model: dense, 8 layers, 3 GDN to 1 attention (decision 002)."""
+    return ModelConfig(
+        model_type="clover",
+        vocab_size=vocab_size,
+        hidden_size=192,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        rope_theta=10_000.0,
+        partial_rotary_factor=0.5,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=48,
+        intermediate_size=512,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        eos_token_id=0,
+    )
+
+
+def cabin_tokenizer() -> Tokenizer:
+    """Trained on the task's own corpus: utterances and answers of the training stream."""
+    examples = itertools.islice(stream(_TOKENIZER_SEED), _TOKENIZER_EXAMPLES)
+    return train_tokenizer((text for e in examples for text in (e.utterance, answer_text(e))), VOCAB_SIZE)
+
+
+def document(example: Example, tokenizer: Tokenizer, chat: ChatTemplate) -> Document:
+    """An example as ids."""
+    prompt = chat.render(messages(example))
+    answer = tokenizer.encode_markup(answer_text(example)) + [tokenizer.end_id]
+    return Document(np.array(prompt + answer, dtype=np.int64), len(prompt))
+
+
+def cabin_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
+    """The training stream as documents."""
+
+    def source(seed: int, max_calls: int) -> Iterator[Document]:
+        for example in stream(seed, max_calls=max_calls):
+            yield document(example, tokenizer, chat)
+
+    return source
+
+
+def template_path() -> Path:
+    """The bundled model's chat template, which its training uses too."""
+    return Path(__file__).parents[1] / "models" / "cabin" / "chat_template.jinja"
+
+
+def train_cabin(
+    out: Path,
+    *,
+    minutes: float | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    compiled: bool = True,
+    num_threads: int | None = None,
+    evaluate: Callable[[Tokenizer, ChatTemplate], Evaluate] | None = None,
+    report: Callable[[dict[str, float | int | str]], None] | None = None,
+    overrides: dict[str, object] | None = None,
+) -> Path:
+    """Trains the bundled model from nothing, or goes on where the run in `out` stands, and writes `out`/model.
+
+    Raises ConfigError where `out` holds a run and `resume` is off.
+    """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume and (out / "checkpoint.safetensors").exists():
+        raise ConfigError(f"{out} holds a run; resume it or choose another folder")
+    tokenizer_path = out / "tokenizer.json"
+    if not tokenizer_path.exists():
+        cabin_tokenizer().save(tokenizer_path)
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    template = template_path().read_text(encoding="utf-8")
+    chat = ChatTemplate(template, tokenizer)
+    config = TrainConfig(
+        stages=CABIN_STAGES, minutes=minutes, steps=steps, seed=seed, prompt_weight=0.1, weight_decay=0.01
+    )
+    if overrides:
+        config = dataclasses.replace(config, **overrides)  # type: ignore[arg-type]
+    use_compiled(compiled)
+    trainer = Trainer(
+        config,
+        cabin_trunk(tokenizer.vocab_size),
+        cabin_source(tokenizer, chat),
+        Ids(end=tokenizer.end_id, mask=tokenizer.mask_id, block_size=BLOCK_SIZE),
+        out,
+        None if evaluate is None else evaluate(tokenizer, chat),
+        report,
+    )
+    trainer.resume()
+    model = trainer.run()
+    save_model(model, out / "model", torch.bfloat16)
+    tokenizer.save(out / "model" / "tokenizer.json")
+    (out / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return out / "model"
