@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from random import Random
 
+from fourleaf.tasks.cabin import impossible
 from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.noise import add_typo, capital, restyle
 from fourleaf.tasks.cabin.phrases import Corpus, Repair
-from fourleaf.tasks.cabin.pieces import COPYING_TOOLS, Piece, Requests
+from fourleaf.tasks.cabin.pieces import CLUSTERS, COPYING_TOOLS, Piece, Requests
 from fourleaf.tasks.cabin.repairs import draw_repair
 from fourleaf.tasks.cabin.schema import MISSING, OUT_OF_SCOPE, Example
 from fourleaf.tasks.cabin.whole import Swapper, Template, analyse
@@ -76,6 +77,7 @@ class Side:
     out_of_scope: list[str]
     missing: list[str]
     vocabulary: frozenset[str]
+    invents: bool = False
 
 
 def _rarity(templates: list[Template]) -> list[float]:
@@ -137,14 +139,20 @@ class Composer:
 
     def silent(self, random: Random) -> Piece:
         """Something that the car cannot do, small talk, or a request that lacks a fact."""
-        impossible = random.random() < 0.6
-        pool, answer = (self.side.out_of_scope, OUT_OF_SCOPE) if impossible else (self.side.missing, MISSING)
+        cannot = random.random() < 0.6
+        pool, answer = (self.side.out_of_scope, OUT_OF_SCOPE) if cannot else (self.side.missing, MISSING)
+        if self.side.invents and random.random() < 0.4:
+            return Piece(self._invented(random, cannot), (), answer=answer)
         piece = Piece(random.choice(pool), (), answer=answer)
-        if impossible and random.random() < 0.08:
+        if cannot and random.random() < 0.08:
             other = Piece(random.choice(pool), (), answer=answer)
             if not _BAD_LATER.match(other.text) and other.text != piece.text:
                 piece = replace(piece, text=self.join([piece, other], random))
         return piece
+
+    def _invented(self, random: Random, cannot: bool) -> str:
+        build = impossible.out_of_scope if cannot else impossible.missing
+        return build(self.side.requests.fillers, random)
 
     def whole(self, count: int, random: Random) -> Piece | None:
         """A whole utterance of `count` calls with its values swapped; None where there is none."""
@@ -191,6 +199,8 @@ class Composer:
         if chosen[-1].ends_in_message and not piece.command:
             return False
         for other in chosen:
+            if any(piece.systems & c and other.systems & c for c in CLUSTERS) and (piece.feeling or other.feeling):
+                return False
             shared = piece.groups & other.groups
             apart = piece.explicit and other.explicit and not set(piece.calls) & set(other.calls)
             if shared and not apart and not shared <= {"query_status", "find_nearby", "call_contact", "add_stop"}:
@@ -202,14 +212,16 @@ class Composer:
     def add_silent(self, chosen: list[Piece], random: Random) -> list[Piece]:
         """With one part more that cannot be done or lacks a fact: the calls stay as they are (rules 6 and 7)."""
         for _ in range(8):
-            impossible = random.random() < 0.6
-            text = random.choice(self.side.out_of_scope if impossible else self.side.missing)
+            cannot = random.random() < 0.6
+            text = random.choice(self.side.out_of_scope if cannot else self.side.missing)
+            if self.side.invents and random.random() < 0.4:
+                text = self._invented(random, cannot)
             piece = Piece(text, ())
             asks = piece.command or _ASKS.match(text)
             if not asks or _BAD_LATER.match(text) or _LEANING.search(text) or len(text.split()) > 12:
                 continue
             spoken_of = " ".join([*(c.name for p in chosen for c in p.calls), *(p.text for p in chosen)])
-            if not impossible and self._domains(text) & self._domains(spoken_of):
+            if not cannot and self._domains(text) & self._domains(spoken_of):
                 continue
             at = random.randint(0, len(chosen))
             follows_message = at > 0 and chosen[at - 1].ends_in_message
@@ -267,7 +279,11 @@ class Composer:
         """Opener, closer, slips, case and punctuation around an utterance."""
         text = piece.text
         if random.random() < 0.2:
-            openers = [o for o in self.side.corpus.openers if not ("for me" in o and piece.for_all)]
+            openers = [
+                o
+                for o in self.side.corpus.openers
+                if not ("for me" in o and piece.for_all) and (piece.command or len(o.split()) < 5)
+            ]
             opener = random.choice(openers)
             head = text.split(maxsplit=1)[0].lower().strip(",")
             if not (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -33,7 +34,8 @@ _READINGS: dict[str, Any] = {
 def training_composer() -> Composer:
     """The training side: patterns and fillers that are not held out, additions included."""
     material = corpus(additions=True)
-    return Composer(make_side(material, lambda text: not held_out(text), Fillers(material, unseen=False)))
+    side = make_side(material, lambda text: not held_out(text), Fillers(material, unseen=False))
+    return Composer(replace(side, invents=True))
 
 
 def _result(call: Call) -> str:

@@ -54,12 +54,14 @@ _FIRST = (
     "Rebecca Reza Rory Rosa Ruth Sami Sean Selma Shane Shauna Siobhán Stefan Sunita Svetlana Tamsin Tariq Thomas "
     "Tobias Tove Ulla Uma Valentina Vera Vikram Wanda Wei Xin Yara Yusuf Zainab Zlatan"
 ).split()
-_RELATIONS = (
-    "my|my|my|our|the" + "#" + "brother|sister|boss|dad|mum|mom|gran|nan|uncle|auntie|cousin|wife|husband|partner|"
-    "neighbour|landlord|dentist|doctor|physio|accountant|solicitor|coach|babysitter|childminder|cleaner|flatmate|"
-    "stepdad|stepmum|sister-in-law|brother-in-law|godmother|mechanic|vet|supervisor|manager|big brother|little sister|"
-    "oldest|youngest|daughter|son|mate|ex|study group|team|office|plumber|electrician|builder|hairdresser|tutor"
-)
+_FAMILY = (
+    "brother|sister|dad|mum|mom|gran|nan|uncle|auntie|cousin|wife|husband|partner|flatmate|stepdad|stepmum|sister-in-law|"
+    "brother-in-law|godmother|big brother|little sister|oldest|youngest|daughter|son|mate|ex|boss|study group"
+).split("|")
+_TRADES = (
+    "neighbour|landlord|dentist|doctor|physio|accountant|solicitor|coach|babysitter|childminder|cleaner|mechanic|vet|"
+    "supervisor|manager|team|office|plumber|electrician|builder|hairdresser|tutor|school|garage|letting agent|nursery"
+).split("|")
 _TITLES = "Mr Mrs Ms Dr Mr. Mrs. Dr. Professor Captain Sister Father Coach Auntie Uncle Aunt Nurse Big Old".split()
 
 
@@ -102,8 +104,10 @@ def person(random: Random) -> str:
     if roll < 0.74:
         return f"{random.choice(_TITLES)} {proper(random)}"
     if roll < 0.86:
-        owners, people = _RELATIONS.split("#")
-        relation = f"{random.choice(owners.split('|'))} {random.choice(people.split('|'))}"
+        if random.random() < 0.6:
+            relation = f"{random.choice(('my', 'my', 'our'))} {random.choice(_FAMILY)}"
+        else:
+            relation = f"{random.choice(('my', 'our', 'the', 'the'))} {random.choice(_TRADES)}"
         return relation if random.random() < 0.75 else f"{relation} {random.choice((*_FIRST, proper(random)))}"
     if roll < 0.95:
         place = random.choice(_KINDS) if random.random() < 0.5 else random.choice(("work", "HR", "number 9", "class"))

@@ -72,6 +72,18 @@ def _alike(piece: Piece, change: Callable[[str], str]) -> Piece:
     return changed if all(value in text for value in changed.copied) else piece
 
 
+def _lower_copies(piece: Piece) -> Piece:
+    """Names and places as hasty fingers leave them, the rest as it is."""
+    copies = sorted(piece.copied, key=len, reverse=True)
+
+    def change(text: str) -> str:
+        for value in copies:
+            text = text.replace(value, value.lower())
+        return text
+
+    return _alike(piece, change)
+
+
 def _drop_commas(piece: Piece) -> Piece:
     if piece.copied:
         return piece
@@ -92,6 +104,8 @@ def restyle(piece: Piece, random: Random) -> Piece:
         piece = _alike(piece, str.upper)
     elif roll < 0.42 and not any(piece.text.startswith(value) for value in piece.copied):
         piece = replace(piece, text=capital(piece.text))
+    if random.random() < 0.06:
+        piece = _lower_copies(piece)
     if random.random() < 0.04:
         piece = _drop_commas(piece)
     if random.random() < 0.04:
@@ -100,8 +114,4 @@ def restyle(piece: Piece, random: Random) -> Piece:
     if re.search(r"\w$", piece.text) and not piece.ends_in_message:
         mark = random.choices(("", ".", "!", "..."), (84, 13, 2, 1))[0]
         piece = replace(piece, text=piece.text + mark)
-    if random.random() < 0.01:
-        piece = replace(piece, text=piece.text.replace(" and ", "  and ", 1))
-        if not all(value in piece.text for value in piece.copied):
-            piece = replace(piece, text=piece.text.replace("  and ", " and ", 1))
     return piece

@@ -26,6 +26,20 @@ GROUPS = {
     "play_media": "media",
     "control_media": "media",
 }
+# Systems that a feeling may give the reason for ("I'm cold, heat my seat" is one request, not two).
+CLUSTERS = (
+    frozenset(
+        "set_temperature adjust_temperature set_fan set_ac set_seat_heating set_seat_ventilation set_steering_heating "
+        "set_window set_sunroof set_defrost".split()
+    ),
+    frozenset("set_volume adjust_volume control_media play_media".split()),
+    frozenset("find_nearby navigate add_stop".split()),
+)
+_FEELING = re.compile(
+    r"\b(?:i['’]?m|i am|it['’]?s|we['’]?re|my|our|me|us|too|so|she|he|they|kids|is|are|need|want|could do|can['’]?t|"
+    r"fancy|starving|hungry|thirsty|freezing|boiling|roasting|stuffy)\b",
+    re.I,
+)
 FREE_SLOTS = frozenset(name for _, name in FREE_TEXT)
 COPYING_TOOLS = frozenset(tool for tool, _ in FREE_TEXT)
 NUMBER_SLOTS = frozenset({"celsius", "fahrenheit", "delta", "level", "brightness", "position", "speed_kmh"})
@@ -107,6 +121,16 @@ class Piece:
     def groups(self) -> frozenset[str]:
         """The systems that it touches; two pieces of one example share none, so that no remark changes a label."""
         return frozenset(GROUPS.get(call.name, call.name) for call in self.calls)
+
+    @property
+    def systems(self) -> frozenset[str]:
+        """The tools that it calls."""
+        return frozenset(call.name for call in self.calls)
+
+    @property
+    def feeling(self) -> bool:
+        """Whether it may be heard as the reason for another request rather than as one of its own."""
+        return not self.command and "?" not in self.text and bool(_FEELING.search(self.text))
 
     @property
     def command(self) -> bool:

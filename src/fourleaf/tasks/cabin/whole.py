@@ -195,11 +195,13 @@ def _form_pattern(forms: tuple[str, ...]) -> re.Pattern[str]:
 def _enum_places(example: Example, claims: _Claims, corpus: Corpus) -> list[Place]:
     text = example.utterance
     personal = bool(_PERSONAL.search(text))
+    # Where something is taken back or said twice, a value may be spoken a second time in other words.
+    corrected = bool(re.search(r"\b(?:no|not|mean|wait|sorry|rather|actually|nah|or|instead|make that)\b", text, re.I))
     places = []
     for slot in ("window", "seat", "zone", "color", "avoid", "category", "mode"):
         owners = [(i, c) for i, c in enumerate(example.calls) if slot in c.arguments]
         tools = {call.name for _, call in owners}
-        if len(tools) != 1 or (personal and slot in _SINGLES):
+        if len(tools) != 1 or corrected or (personal and slot in _SINGLES):
             continue
         tool = tools.pop()
         if tool in ("set_defrost", "set_lights", "set_wipers"):
@@ -210,7 +212,8 @@ def _enum_places(example: Example, claims: _Claims, corpus: Corpus) -> list[Plac
             continue
         for match, (index, call) in zip(matches, owners, strict=True):
             value = values[match[0].lower()]
-            if value == call.arguments[slot] and value not in ("all", "nothing") and match[0][0].islower():
+            named = slot != "category" or re.match(r"(?:an?|somewhere) ", match[0])
+            if named and value == call.arguments[slot] and value not in ("all", "nothing") and match[0][0].islower():
                 places.append(Place(*match.span(), "enum", slot, tool, ((index, slot),)))
                 claims.add(*match.span())
     return places
