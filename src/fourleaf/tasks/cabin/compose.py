@@ -22,6 +22,8 @@ from fourleaf.tasks.cabin.schema import MISSING, OUT_OF_SCOPE, Example
 from fourleaf.tasks.cabin.whole import Swapper, Template, analyse
 
 COUNT_WEIGHTS = (30, 25, 15, 10, 8, 5, 4, 3)
+# Whole utterances are closer to how people talk than patterns are.
+WHOLE_SHARE = 0.55
 # More joiners of everyday speech; a bare comma is the commonest of all.
 _PLAIN_JOINERS = (", ", ", ", ", ", " and ", " and ", ", and ", ". ", " then ", ", then ", " and also ", "; ")
 _SENTENCE_JOINERS = (
@@ -175,7 +177,7 @@ class Composer:
             piece: Piece | None
             if repair_at == len(chosen):
                 piece = draw_repair(self.side.repairs, self.side.requests, random, first=not chosen)
-            elif random.random() < 0.5:
+            elif random.random() < WHOLE_SHARE:
                 size = remaining if random.random() < 0.5 else random.randint(1, remaining)
                 piece = self.whole(size, random)
             else:
@@ -254,7 +256,7 @@ class Composer:
         return text
 
     def _lowered(self, piece: Piece) -> str:
-        match = re.match(r"[A-Z][a-z']*", piece.text)
+        match = re.match(r"[A-Z][a-z']*(?![A-Za-z])", piece.text)
         known = (
             match
             and match[0] not in ("I", "I'm", "I've", "I'd", "I'll")
@@ -303,10 +305,8 @@ class Composer:
         pool = list(_FREE_CLOSERS) if piece.ends_free or not piece.calls else self.side.corpus.closers
         closer = random.choice([c for c in pool if not ("for me" in c and (piece.for_all or len(piece.calls) > 1))])
         if piece.text.endswith(("?", "!", "…", ".")):
-            closer = closer if closer.startswith(".") else " " + capital(closer.strip(" ,"))
-            return _without_stop(piece.text, piece) + (
-                closer if not piece.text.endswith(("?", "!")) else closer.lstrip(".")
-            )
+            sentence = closer.lstrip(".") if closer.startswith(".") else " " + capital(closer.strip(" ,"))
+            return piece.text + sentence
         return piece.text + closer
 
     def example(self, random: Random, count: int, *, repair: bool, typo: bool) -> Example:

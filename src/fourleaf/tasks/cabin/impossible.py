@@ -51,7 +51,8 @@ _TASKS = (
 _QUESTIONS = (
     "what's the weather in {town}|will it rain {time}|is it going to snow in {town}|what's the capital of {town}|"
     "how tall is {name}|who is {name}|how old is {name}|who sings this|what's this song called|"
-    "when is {name}'s birthday|what time is it in {town}|what day is it|what's {n} plus {m}|what's the speed limit here|how fast am I going|"
+    "when is {name}'s birthday|what time is it in {town}|what day is it|what's {n} plus {m}|"
+    "what's the speed limit here|how fast am I going|"
     "are there any speed cameras|when is my next service|how many miles has this car done|what's on at the cinema|"
     "did {name} text me|do I have any messages|who called me|when does {place} open|is {place} open on Sunday|"
     "how much does {food} cost|what's a good recipe for {food}|how do you spell {word}|what does {word} mean|"

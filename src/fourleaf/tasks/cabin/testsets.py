@@ -62,10 +62,14 @@ def _plan(random: Random) -> Iterator[tuple[int, bool, bool]]:
         yield count, index in repairs, index in typos
 
 
-@cache
-def build(name: str) -> tuple[Example, ...]:
+def build(name: str) -> list[Example]:
     """The test set `name`: "fillers" (training patterns, unseen copied text) or "patterns" (unseen patterns)."""
     assert name in NAMES, name
+    return list(_drawn(name))
+
+
+@cache
+def _drawn(name: str) -> tuple[Example, ...]:
     random = Random(f"cabin test set {name} {SEED}")
     composer = _composer(name)
     examples: list[Example] = []
@@ -87,7 +91,7 @@ def dev() -> list[Example]:
     return [replace(example, tags=frozenset(label_tags(example))) for example in phrases.dev()]
 
 
-def canonical(examples: tuple[Example, ...]) -> str:
+def canonical(examples: list[Example]) -> str:
     """One JSON line an example: what the hash is taken of."""
     return "".join(
         json.dumps(

@@ -46,6 +46,7 @@ _CUES = {
     "text": r".",
 }
 _SINGLES = {"window": 4, "seat": 4, "zone": 3}
+_EXTREME = re.compile(r"\b(?:max\w*|full\w*|high\w*|most|top|blast|open|possible|flat out)\b", re.I)
 _DETOURS = {
     "tolls": (" avoiding tolls", ", no tolls", " without toll roads", ", avoid toll roads", " but skip the tolls"),
     "highways": (" avoiding highways", ", no motorways", " without the motorway", ", avoid the freeway"),
@@ -179,7 +180,12 @@ def _number_places(example: Example, claims: _Claims) -> list[Place]:
     for mention in found:
         mine = bindings.get(mention.start, [])
         after = _CONTEXT_AFTER.match(text, mention.end)
-        sure = mention.value > 7 or after or _CONTEXT_BEFORE.search(text[: mention.start])
+        near = bool(after or _CONTEXT_BEFORE.search(text[: mention.start]))
+        sure = near or mention.value > 7
+        # "A twelve hour shift, so my seat on high": twelve would clamp to the level that "high" means.
+        if len(mine) == 1 and mine[0].slot in ("level", "delta", "position"):
+            said = abs(example.calls[mine[0].owners[0][0]].arguments[mine[0].slot])
+            sure = sure and (mention.value == said or (near and not _EXTREME.search(text)))
         if len(mine) == 1 and sure and mention.value != 0:
             places.append(mine[0])
             claims.add(mention.start, mention.end)
@@ -212,6 +218,8 @@ def _enum_places(example: Example, claims: _Claims, corpus: Corpus) -> list[Plac
             continue
         for match, (index, call) in zip(matches, owners, strict=True):
             value = values[match[0].lower()]
+            if re.match(r"['’]| (?:is|are|has|have|needs?|gets?|was)\b", text[match.end() :]):
+                continue
             named = slot != "category" or re.match(r"(?:an?|somewhere) ", match[0])
             if named and value == call.arguments[slot] and value not in ("all", "nothing") and match[0][0].islower():
                 places.append(Place(*match.span(), "enum", slot, tool, ((index, slot),)))
@@ -240,6 +248,8 @@ class Swapper:
         text = template.example.utterance
         arguments = [dict(call.arguments) for call in template.example.calls]
         tags: set[str] = set()
+        units = {"f": "fahrenheit", "mph": "mph"}
+        tags.update(units[place.unit] for place in template.places if place.unit)
         drawn: dict[tuple[tuple[int, str], ...], str] = {}
         for place in reversed(template.places):
             if place.owners in drawn:
