@@ -61,7 +61,12 @@ def draw_mask(num_rows: int, config: NoiseConfig, rng: np.random.Generator) -> N
 
 
 def noisy_blocks(
-    ids: NDArray[np.int64], answer_start: int, end_id: int, block_size: int, config: NoiseConfig, rng: np.random.Generator
+    ids: NDArray[np.int64],
+    answer_start: int,
+    end_id: int,
+    block_size: int,
+    config: NoiseConfig,
+    rng: np.random.Generator,
 ) -> list[NoisyBlock]:
     """Noisy copies of every block of the answer `ids[answer_start:]`, whose last id is the end token."""
     answer = ids[answer_start:]

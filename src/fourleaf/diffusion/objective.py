@@ -5,6 +5,7 @@ Shapes: R rows, Y vocabulary.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,5 +18,5 @@ def cross_entropy_sum(logits: Tensor, target: Tensor, weight: Tensor | None = No
 
 def masked_cross_entropy_sum(logits: Tensor, target: Tensor, weight: Tensor, mask_id: int) -> Tensor:
     """CE of masked canvas rows against the token at their own position. The mask id is never a prediction."""
-    banned = logits.index_fill(-1, logits.new_tensor([mask_id]).long(), float("-inf"))
+    banned = logits.index_fill(-1, torch.tensor([mask_id], device=logits.device), float("-inf"))
     return cross_entropy_sum(banned, target, weight)

@@ -24,8 +24,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Runs the rule over T rows from `state`; also gives the state as it was before chosen rows.
 
-    q, k: [B, T, H, K], normalised, q scaled. v: [B, T, H, V]. g, beta: [B, T, H]; rows with g = beta = 0 (padding) leave
-    the state as it is. state: [B, H, K, V]. reads: (sequence [C], row offset [C], 0..T).
+    q, k: [B, T, H, K], normalised, q scaled. v: [B, T, H, V]. g, beta: [B, T, H]; rows with g = beta = 0 (padding)
+    leave the state as it is. state: [B, H, K, V]. reads: (sequence [C], row offset [C], 0..T).
     Returns (out [B, T, H, V], state after row T [B, H, K, V], states at the reads [C, H, K, V] or None).
     """
     if q.shape[1] == 1 and reads is None:

@@ -57,15 +57,22 @@ class State:
         self.lengths = lengths
 
     @classmethod
-    def empty(cls, config: ModelConfig, num_sequences: int = 1, dtype: torch.dtype = torch.float32) -> State:
+    def empty(
+        cls,
+        config: ModelConfig,
+        num_sequences: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> State:
         """Nothing committed yet."""
         layers: list[KeyValues | Recurrent] = []
         for kind in config.layer_types:
             if kind == "full_attention":
                 shape = (num_sequences, config.num_key_value_heads, _GROWTH, config.head_dim)
-                layers.append(KeyValues(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)))
+                keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+                layers.append(KeyValues(keys, values))
             else:
-                layers.append(fresh_recurrent(config, num_sequences, dtype))
+                layers.append(fresh_recurrent(config, num_sequences, dtype, device))
         return cls(layers, [0] * num_sequences)
 
     def clone(self) -> State:
@@ -84,7 +91,9 @@ class State:
         return sum(t.nbytes for pair in pairs for t in pair)
 
 
-def fresh_recurrent(config: ModelConfig, num_sequences: int, dtype: torch.dtype, device: object = None) -> Recurrent:
+def fresh_recurrent(
+    config: ModelConfig, num_sequences: int, dtype: torch.dtype, device: torch.device | str | None = None
+) -> Recurrent:
     """The state before any text: zeros."""
     wide = torch.promote_types(dtype, torch.float32)
     heads, key, value = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
