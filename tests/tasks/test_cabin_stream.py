@@ -153,3 +153,13 @@ def test_a_composer_refuses_two_requests_for_one_system(composer: Composer):
     warm = Piece("my wife is cold", (Call("adjust_temperature", {"zone": "passenger", "delta": 2}),))
     set_all = Piece("set it to 21 degrees", (Call("set_temperature", {"zone": "all", "celsius": 21}),))
     assert not composer._fits(set_all, [warm], alone=False)
+
+
+def test_a_pause_before_a_copied_text_is_no_part_of_it(composer):
+    call = Call("send_message", {"name": "Ann", "text": "I'm late"})
+    piece = Piece("text Ann I'm late", (call,))
+    random = Random(0)
+    texts = {noise.hesitate(piece, random).text for _ in range(200)}
+    assert len(texts) > 5
+    assert all(text.endswith(" I'm late") and " Ann" in text for text in texts)
+    assert noise.hesitate(Piece("call my Ann", (Call("call_contact", {"name": "Ann"}),)), random).text == "call my Ann"

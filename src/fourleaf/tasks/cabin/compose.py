@@ -14,7 +14,7 @@ from random import Random
 
 from fourleaf.tasks.cabin import impossible
 from fourleaf.tasks.cabin.fillers import Fillers
-from fourleaf.tasks.cabin.noise import add_typo, capital, restyle
+from fourleaf.tasks.cabin.noise import add_typo, capital, hesitate, restyle
 from fourleaf.tasks.cabin.phrases import Corpus, Repair
 from fourleaf.tasks.cabin.pieces import CLUSTERS, COPYING_TOOLS, Piece, Requests
 from fourleaf.tasks.cabin.repairs import draw_repair
@@ -54,16 +54,9 @@ _DOMAINS = re.compile(
     re.I,
 )
 _FREE_CLOSERS = (
-    " please",
-    " please",
-    ", please",
-    " thanks",
-    ", thanks",
-    " thank you",
-    " pls",
-    ". Thanks!",
-    ". Thank you",
-)
+    " please", " please", ", please", " thanks", ", thanks", " thank you", " pls", ". Thanks!", ". Thank you",
+    " for me", " for me please", " now", " right now", ", would you", ", if you can", ", cheers", ", ta", ", mate", " asap",
+)  # fmt: skip
 
 
 @dataclass
@@ -111,7 +104,8 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> 
     """The material whose patterns, utterances and sentences `keep` accepts."""
     phrases = [phrase for phrase in corpus.phrases if keep(phrase.pattern)]
     kept = [example for example in corpus.utterances if keep(example.utterance)]
-    templates = [analyse(example, corpus, fillers) for example in kept if example.calls]
+    swapper = Swapper(corpus, fillers)
+    templates = [t for t in (analyse(e, corpus, fillers) for e in kept if e.calls) if swapper.usable(t)]
     weights = _rarity(templates)
     by_count: dict[int, list[Template]] = {}
     count_weights: dict[int, list[float]] = {}
@@ -123,7 +117,7 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> 
     return Side(
         corpus,
         Requests(corpus, phrases, fillers),
-        Swapper(corpus, fillers),
+        swapper,
         by_count,
         {count: list(accumulate(values)) for count, values in count_weights.items()},
         [repair for repair in corpus.repairs if keep(repair.pattern)],
@@ -325,6 +319,8 @@ class Composer:
                 frozenset().union(*(part.tags for part in chosen)),
             )
         piece = self.dress(piece, random)
+        if random.random() < 0.05:
+            piece = hesitate(piece, random)
         if typo:
             piece = add_typo(piece, self.side.vocabulary, random)
         piece = restyle(piece, random)

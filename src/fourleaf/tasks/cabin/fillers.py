@@ -14,20 +14,21 @@ GENRE_LIKE = ("genre",)
 class Fillers:
     """Draws values of the copied slots from the training side, or from the held-out side where `unseen`.
 
-    `known` are values (case-folded) that occur in training utterances as they stand; the held-out side leaves them
-    out and remembers in `drawn` what it gave.
+    `known` are forms of the other side (case-folded) that this side leaves out in any spelling. The held-out side
+    remembers in `drawn` what it gave.
     """
 
     def __init__(self, corpus: Corpus, *, unseen: bool, known: frozenset[str] = frozenset()) -> None:
         self.unseen = unseen
         self.known = known
         self.drawn: set[str] = set()
-        self.listed = {key: [form for form in forms if self._mine(form)] for key, forms in corpus.fillers.items()}
+        self.listed = {key: [form for form in forms if self.mine(form)] for key, forms in corpus.fillers.items()}
         self.kinds = {
             form.casefold(): kind for (slot, kind), forms in corpus.fillers.items() if slot == "query" for form in forms
         }
 
-    def _mine(self, form: str) -> bool:
+    def mine(self, form: str) -> bool:
+        """Whether a form belongs to this side."""
         return held_out(form) == self.unseen and form.casefold() not in self.known
 
     def _draw(self, random: Random, invent: Callable[[], str], lists: list[list[str]], listed_share: float) -> str:
@@ -39,7 +40,7 @@ class Fillers:
             if lists and random.random() < listed_share:
                 return random.choice(random.choice(lists))
             form = invent()
-            if self._mine(form) and form.count(",") < 3:
+            if self.mine(form) and form.count(",") < 3:
                 return form
 
     def _lists(self, slot: str, kinds: tuple[str, ...]) -> list[list[str]]:

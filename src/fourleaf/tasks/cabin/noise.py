@@ -90,6 +90,28 @@ def _drop_commas(piece: Piece) -> Piece:
     return replace(piece, text=re.sub(r"[,;](?= )", "", piece.text))
 
 
+_PAUSES = ("uh ", "um, ", "er ", "uh, ", "um ", "erm, ", "eh ")
+_SEARCHES = ("what's it called, ", "let me think, ", "oh what was it, ", "hmm, ", "I think it's ", "wait, yes, ")
+
+
+def hesitate(piece: Piece, random: Random) -> Piece:
+    """A moment's thought before a copied text, of which it is no part."""
+    values = [v for v in piece.copied if piece.text.count(v) == 1 and f" {v}" in piece.text]
+    if not values:
+        return piece
+    value = random.choice(values)
+    start = piece.text.index(value)
+    # "my {sister}", "the radio station {X}": a pause reads well behind a verb or a preposition, not behind an article.
+    if re.search(r"\b(?:my|the|a|an|our|some|that|at|[\"“])\s*$", piece.text[:start], re.I):
+        return piece
+    message = any(value == call.arguments.get("text") for call in piece.calls)
+    head = piece.text[:start].rstrip()
+    # A message may itself begin with more than a sound, so only sounds are sure to be no part of it.
+    if message or not head[-1:].isalpha() or random.random() < 0.6:
+        return replace(piece, text=f"{head} {random.choice(_PAUSES)}{piece.text[start:]}")
+    return replace(piece, text=f"{head}, {random.choice(_SEARCHES)}{piece.text[start:]}")
+
+
 def capital(text: str) -> str:
     """`text` with its first letter in upper case."""
     return text[:1].upper() + text[1:]

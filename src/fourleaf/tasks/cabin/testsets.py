@@ -41,10 +41,9 @@ def _composer(name: str) -> Composer:
     material = corpus(additions=False)
     if name == "patterns":
         return Composer(make_side(material, held_out, Fillers(material, unseen=False)))
-    trained = [e for e in corpus(additions=True).utterances if not held_out(e.utterance)]
-    known = copied_values(trained)
-    known |= {f.casefold() for forms in corpus(additions=True).fillers.values() for f in forms if not held_out(f)}
-    fillers = Fillers(material, unseen=True, known=known)
+    # A form may stand on both sides in different case ("Bolero", "bolero"): what is trained on is not unseen.
+    trained = frozenset(f.casefold() for forms in material.fillers.values() for f in forms if not held_out(f))
+    fillers = Fillers(material, unseen=True, known=trained)
     return Composer(make_side(material, lambda text: not held_out(text), fillers))
 
 

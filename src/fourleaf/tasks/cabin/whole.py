@@ -254,7 +254,9 @@ class Swapper:
         for place in reversed(template.places):
             if place.owners in drawn:
                 form = drawn[place.owners]
-            elif random.random() >= (free_share if place.kind == "free" else share):
+            elif not self._foreign(place, template) and random.random() >= (
+                free_share if place.kind == "free" else share
+            ):
                 form = text[place.start : place.end]
             else:
                 form = self._fill(place, text, arguments, random, tags)
@@ -262,6 +264,21 @@ class Swapper:
             text = text[: place.start] + form + text[place.end :]
         calls = tuple(Call(c.name, a) for c, a in zip(template.example.calls, arguments, strict=True))
         return Piece(text, calls, frozenset(tags), template.example.text, pattern=template.example.utterance)
+
+    def _foreign(self, place: Place, template: Template) -> bool:
+        """Whether the place holds copied text of the split's other side, which must not stay."""
+        value = template.example.utterance[place.start : place.end]
+        return place.kind == "free" and not self.fillers.mine(value)
+
+    def usable(self, template: Template) -> bool:
+        """Whether every copied text of the split's other side can be swapped away."""
+        swappable = {owner for place in template.places if place.kind == "free" for owner in place.owners}
+        return all(
+            (index, name) in swappable or self.fillers.mine(value)
+            for index, call in enumerate(template.example.calls)
+            for name, value in call.arguments.items()
+            if (call.name, name) in FREE_TEXT
+        )
 
     def _fill(self, place: Place, text: str, arguments: list[dict[str, Any]], random: Random, tags: set[str]) -> str:
         if place.kind == "free":
