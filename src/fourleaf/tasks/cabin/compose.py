@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from random import Random
+from typing import Any
 
 from fourleaf.tasks.cabin import impossible
 from fourleaf.tasks.cabin.fillers import Fillers
@@ -18,7 +19,7 @@ from fourleaf.tasks.cabin.noise import add_typo, capital, hesitate, restyle
 from fourleaf.tasks.cabin.phrases import Corpus, Repair
 from fourleaf.tasks.cabin.pieces import CLUSTERS, COPYING_TOOLS, Piece, Requests
 from fourleaf.tasks.cabin.repairs import draw_repair
-from fourleaf.tasks.cabin.schema import MISSING, OUT_OF_SCOPE, Example
+from fourleaf.tasks.cabin.schema import FREE_TEXT, MISSING, OUT_OF_SCOPE, Example
 from fourleaf.tasks.cabin.whole import Swapper, Template, analyse
 
 COUNT_WEIGHTS = (30, 25, 15, 10, 8, 5, 4, 3)
@@ -55,7 +56,8 @@ _DOMAINS = re.compile(
 )
 _FREE_CLOSERS = (
     " please", " please", ", please", " thanks", ", thanks", " thank you", " pls", ". Thanks!", ". Thank you",
-    " for me", " for me please", " now", " right now", ", would you", ", if you can", ", cheers", ", ta", ", mate", " asap",
+    " for me", " for me please", " now", " right now", ", would you", ", if you can", ", cheers", ", ta", ", mate",
+    " asap",
 )  # fmt: skip
 
 
@@ -102,7 +104,12 @@ _FIXED_NAMES = frozenset({"window", "zone", "seat", "mode", "action", "item", "c
 
 def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> Side:
     """The material whose patterns, utterances and sentences `keep` accepts."""
-    phrases = [phrase for phrase in corpus.phrases if keep(phrase.pattern)]
+
+    def fixed(tool: str, args: dict[str, Any]) -> bool:
+        """Whether copied text that a pattern spells out belongs to this side ("take me home")."""
+        return all(fillers.mine(value) for name, value in args.items() if (tool, name) in FREE_TEXT)
+
+    phrases = [p for p in corpus.phrases if keep(p.pattern) and fixed(p.tool, p.args)]
     kept = [example for example in corpus.utterances if keep(example.utterance)]
     swapper = Swapper(corpus, fillers)
     templates = [t for t in (analyse(e, corpus, fillers) for e in kept if e.calls) if swapper.usable(t)]
@@ -120,7 +127,7 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> 
         swapper,
         by_count,
         {count: list(accumulate(values)) for count, values in count_weights.items()},
-        [repair for repair in corpus.repairs if keep(repair.pattern)],
+        [r for r in corpus.repairs if keep(r.pattern) and fixed(r.tool, r.args)],
         [t for t in corpus.out_of_scope if keep(t)] + [e.utterance for e in silent if e.text == OUT_OF_SCOPE],
         [t for t in corpus.missing if keep(t)] + [e.utterance for e in silent if e.text == MISSING],
         frozenset(words),

@@ -14,13 +14,11 @@ GENRE_LIKE = ("genre",)
 class Fillers:
     """Draws values of the copied slots from the training side, or from the held-out side where `unseen`.
 
-    `known` are forms of the other side (case-folded) that this side leaves out in any spelling. The held-out side
-    remembers in `drawn` what it gave.
+    The held-out side remembers in `drawn` what it gave.
     """
 
-    def __init__(self, corpus: Corpus, *, unseen: bool, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, corpus: Corpus, *, unseen: bool) -> None:
         self.unseen = unseen
-        self.known = known
         self.drawn: set[str] = set()
         self.listed = {key: [form for form in forms if self.mine(form)] for key, forms in corpus.fillers.items()}
         self.kinds = {
@@ -28,8 +26,9 @@ class Fillers:
         }
 
     def mine(self, form: str) -> bool:
-        """Whether a form belongs to this side."""
-        return held_out(form) == self.unseen and form.casefold() not in self.known
+        """Whether a form belongs to this side: unseen is what is held out in lower case, so unseen in any spelling."""
+        folded = held_out(form.replace("’", "'").casefold())
+        return folded if self.unseen else not (folded or held_out(form))
 
     def _draw(self, random: Random, invent: Callable[[], str], lists: list[list[str]], listed_share: float) -> str:
         lists = [forms for forms in lists if forms]

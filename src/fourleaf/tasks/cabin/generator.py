@@ -11,7 +11,7 @@ from typing import Any
 
 from fourleaf.tasks.cabin.compose import COUNT_WEIGHTS, Composer, make_side
 from fourleaf.tasks.cabin.fillers import Fillers
-from fourleaf.tasks.cabin.phrases import corpus, held_out, overlaps_dev, reserved_forms
+from fourleaf.tasks.cabin.phrases import corpus, held_out, overlaps_dev
 from fourleaf.tasks.cabin.schema import DONE, MAX_CALLS, Call, Example, answer_text, tool_calls_message
 
 NO_CALL_SHARE = 0.1
@@ -34,7 +34,7 @@ _READINGS: dict[str, Any] = {
 def training_composer() -> Composer:
     """The training side: patterns and fillers that are not held out, additions included."""
     material = corpus(additions=True)
-    fillers = Fillers(material, unseen=False, known=reserved_forms())
+    fillers = Fillers(material, unseen=False)
     side = make_side(material, lambda text: not held_out(text), fillers)
     return Composer(replace(side, invents=True))
 

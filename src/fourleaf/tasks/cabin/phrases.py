@@ -158,13 +158,6 @@ def corpus(*, additions: bool) -> Corpus:
 
 
 @cache
-def reserved_forms() -> frozenset[str]:
-    """The base files' held-out free-text forms, case-folded: no spelling of them is trained on."""
-    fillers = corpus(additions=False).fillers.values()
-    return frozenset(form.casefold() for forms in fillers for form in forms if held_out(form))
-
-
-@cache
 def dev() -> tuple[Example, ...]:
     """The hand-written development examples, without tags."""
     lines = (DATA / "dev.jsonl").read_text(encoding="utf-8").splitlines()
