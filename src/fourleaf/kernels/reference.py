@@ -220,7 +220,7 @@ def coreset(scores: Tensor, top_k: int, top_p: float, least: int) -> set[int]:
     kept: set[int] = set()
     share = 0.0
     for expert in best(votes, range(num_experts), num_experts):
-        if share >= top_p and len(kept) >= least:
+        if len(kept) >= least and (share >= top_p or votes[expert] == 0):
             break
         kept.add(expert)
         share += votes[expert] / sum(votes)

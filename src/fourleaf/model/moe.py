@@ -89,7 +89,7 @@ def coreset(scores: Tensor, owner: Tensor, num: int, top_k: int, top_p: float, l
 
     scores: [R, E] router probabilities; owner: [R] canvas of each row. Each row votes with its top-k scores; a canvas
     keeps experts in falling order of votes until their share reaches `top_p`, the crossing one included, and never
-    fewer than `least`.
+    fewer than `least`. Only that minimum lets in an expert without a vote, whatever the shares round to.
     """
     best, which = scores.topk(top_k, -1)
     votes = torch.zeros_like(scores).scatter(1, which, best)
@@ -97,7 +97,7 @@ def coreset(scores: Tensor, owner: Tensor, num: int, top_k: int, top_p: float, l
     share, order = (votes / votes.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
     before = F.pad(share.cumsum(-1)[:, :-1], (1, 0))
     rank = torch.arange(share.shape[1], device=scores.device)
-    keep = (before < top_p) | (rank < least)
+    keep = ((before < top_p) & (share > 0)) | (rank < least)
     return torch.zeros_like(keep).scatter(1, order, keep)
 
 
