@@ -1,0 +1,55 @@
+"""Held-out exact match during a run: patterns that neither training nor a test set draws in this form.
+
+Decoded by the engine, many prompts at once, so that what is watched is what will be served.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+from fourleaf.engine.engine import Engine
+from fourleaf.engine.request import GenerateParams
+from fourleaf.model.transformer import Transformer
+from fourleaf.tasks.cabin.compose import Composer, make_side
+from fourleaf.tasks.cabin.fillers import Fillers
+from fourleaf.tasks.cabin.generator import draw
+from fourleaf.tasks.cabin.phrases import corpus, held_out
+from fourleaf.tasks.cabin.schema import Example, messages, same_answer
+from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.tokenizer import Tokenizer
+from fourleaf.train.trainer import Evaluate
+
+_SEED = "cabin held-out during training"
+_MAX_TOKENS = 300
+
+
+@cache
+def examples(num: int) -> tuple[Example, ...]:
+    """The same `num` examples in every run."""
+    material = corpus(additions=True)
+    composer = Composer(make_side(material, held_out, Fillers(material, unseen=False)))
+    random = Random(_SEED)
+    return tuple(draw(composer, random) for _ in range(num))
+
+
+def evaluator(tokenizer: Tokenizer, chat: ChatTemplate) -> Evaluate:
+    """A function (model, objective, number of examples) -> share of exact answers by mode, and TPF."""
+
+    def evaluate(model: Transformer, objective: str, num: int) -> dict[str, float]:
+        engine = Engine("training", model, tokenizer, chat)
+        asked = examples(num)
+        prompts = [chat.render(messages(example)) for example in asked]
+        found: dict[str, float] = {}
+        for mode in ("ar", "diffuse") if objective == "joint" else ("ar",):
+            params = GenerateParams(mode=mode, max_tokens=_MAX_TOKENS)  # type: ignore[arg-type]
+            answers = engine.generate_many(prompts, params)
+            right = [same_answer(e, tokenizer.decode(ids)) for e, (ids, _) in zip(asked, answers, strict=True)]
+            found[mode] = sum(right) / num
+            usages = [last.usage for _, last in answers if last.usage is not None]
+            if mode == "diffuse":
+                forwards = sum(u.forwards for u in usages)
+                found["tpf"] = round(sum(u.completion_tokens for u in usages) / max(1, forwards), 3)
+        return found
+
+    return evaluate
