@@ -17,12 +17,19 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(program, capture_output=True, text=True, timeout=120, env=variables)
 
 
-def refused(done: subprocess.CompletedProcess) -> str:
-    """The one line of a user's error."""
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
+@pytest.fixture
+def mistake(capsys):
+    """Runs a command in this process that a user got wrong; gives the one line that says so."""
+
+    def run(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.app(list(words))
+        printed = capsys.readouterr()
+        assert (ended.value.code, printed.out) == (2, ""), printed
+        assert len(printed.err.splitlines()) == 1, printed.err
+        return printed.err
+
+    return run
 
 
 @pytest.fixture
@@ -58,6 +65,12 @@ def test_the_version_is_printed():
     assert command("--version").stdout.startswith("fourleaf 0.")
 
 
+def test_a_mistake_ends_the_process_with_2_and_one_line():
+    done = command("run", "hi", "--colour")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "fourleaf: No such option: --colour\n"
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -77,14 +90,14 @@ def test_the_version_is_printed():
         (["serve", "--api-key", "two words"], "API key"),
     ],
 )
-def test_a_users_mistake_is_one_line(words, part):
-    assert part in refused(command(*words))
+def test_a_users_mistake_is_one_line(mistake, words, part):
+    assert part in mistake(*words)
 
 
-def test_a_port_in_use_is_said_before_the_model_is_loaded():
+def test_a_port_in_use_is_said_before_the_model_is_loaded(mistake):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        message = refused(command("serve", "--port", port, "--model", "missing"))
+        message = mistake("serve", "--port", port, "--model", "missing")
     assert f"127.0.0.1:{port}" in message
     assert "--port" in message
 

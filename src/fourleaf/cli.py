@@ -88,12 +88,11 @@ def _root(
 
 def _load(model: Path | None, threads: int | None) -> tuple[Decoder, list[dict[str, Any]] | None]:
     """The engine, and the tools in its model's weights."""
-    from fourleaf.engine import bundled_path
-    from fourleaf.engine.engine import Engine
+    from fourleaf.engine import Engine, bundled_path
     from fourleaf.serve.tools import fixed_tools
 
-    engine = Engine.load(model or bundled_path(), num_threads=threads)
-    return engine, fixed_tools(engine.name)
+    path = model or bundled_path()
+    return Engine.load(path, num_threads=threads), fixed_tools(path)
 
 
 @app.command()
@@ -189,6 +188,7 @@ def serve(
     listener.check_host(host, api_key)
     with listener.bind(host, port) as bound:
         engine, tools = _load(model, threads)
+        bound.listen()  # from here on a connection waits for the server instead of being refused
         print(f"{engine.name} is served on {listener.url(bound)}/v1 (Ctrl-C ends)", file=sys.stderr)
         listener.run(create_app(engine, fixed_tools=tools, api_key=api_key), bound, verbose=verbose)
 
@@ -209,6 +209,7 @@ def train(
 
     From nothing: AR first, then block diffusion.
     """
+    from fourleaf.train.heldout import evaluator
     from fourleaf.train.meter import Meter
     from fourleaf.train.recipes import CABIN_STAGES, train_cabin
 
@@ -217,7 +218,14 @@ def train(
     meter = Meter(tuple(stage.share for stage in CABIN_STAGES), sys.stderr)
     try:
         made = train_cabin(
-            out, minutes=minutes, steps=steps, seed=seed, resume=resume, num_threads=threads, report=meter
+            out,
+            minutes=minutes,
+            steps=steps,
+            seed=seed,
+            resume=resume,
+            num_threads=threads,
+            evaluate=evaluator,
+            report=meter,
         )
     finally:
         meter.close()

@@ -6,9 +6,9 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from fourleaf.errors import RequestError
+from fourleaf.errors import CheckpointError, RequestError
 from fourleaf.serve.app import create_app
-from fourleaf.serve.tools import offer
+from fourleaf.serve.tools import fixed_tools, offer
 from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE, TOOLS
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -146,6 +146,18 @@ def test_a_model_that_reads_tools_from_its_prompt_takes_any(scripted, call_text)
         body = {"model": "reader", "messages": SAID}
         with_tool = client.post("/v1/chat/completions", json=body | {"tools": [OTHER]}).json()["choices"][0]
         without = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        none = client.post("/v1/chat/completions", json=body | {"tool_choice": "none"}).json()["choices"][0]
     assert named(with_tool) == ["make_tea"]
-    assert named(without) == []
-    assert ["make_tea" in prompt for prompt in engine.prompts] == [True, False]
+    assert named(without) == ["make_tea"], "nobody said what may not be called"
+    assert named(none) == []
+    assert ["make_tea" in prompt for prompt in engine.prompts] == [True, False, False]
+
+
+def test_the_tools_in_the_weights_are_in_the_folder(tmp_path):
+    assert fixed_tools(tmp_path) is None
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    assert fixed_tools(tmp_path) == TOOLS
+    for broken in ("{", "5", "{}", "[5]", '[{"function": {}}]', '[{"function": {"name": 5}}]'):
+        (tmp_path / "tools.json").write_text(broken)
+        with pytest.raises(CheckpointError, match="tools"):
+            fixed_tools(tmp_path)

@@ -38,19 +38,19 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute_and_every_evaluation():
     meter = Meter((1.0,), out)
     for step in range(100):
         meter(logged(0, step / 100, step))
-    meter({"evaluation": "ar", "step": 100, "tokens": 5000, "exact_match": 0.845, "n": 100})
+    meter({"evaluation": "joint", "step": 100, "tokens": 5000, "ar": 0.845, "diffuse": 0.81, "tpf": 4.123})
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    assert lines[1] == "ar: exact match 84.5%, n 100"
+    assert lines[1] == "joint: exact ar 84.5%, diffuse 81.0%, TPF 4.12"
 
 
 def test_on_a_terminal_one_line_is_rewritten():
     out = Terminal()
     meter = Meter((0.5, 0.5), out)
-    meter({"evaluation": "ar", "step": 1, "tokens": 50, "exact_match": 0.5})
+    meter({"evaluation": "ar", "step": 1, "tokens": 50, "ar": 0.5})
     for step in range(5):
         meter(logged(1, step / 10, step, masked=0.123))
     meter.close()
     assert out.getvalue().count("\n") == 1
     assert out.getvalue().count("\r") == 5
-    assert "masked 0.123  exact match 50.0%  1,234 tokens/s" in out.getvalue()
+    assert "masked 0.123  exact ar 50.0%  1,234 tokens/s" in out.getvalue()

@@ -1,7 +1,8 @@
 """Which tools an answer may call.
 
-A model whose tools are in its weights (`cabin`) cannot learn others from a request: the request names all of them, a
-subset, or none, which means all. A model that reads its tools from the prompt takes whatever the request names.
+A model whose tools are in its weights (its folder has a tools.json) cannot learn others from a request: the request
+names all of them, a subset, or none, which means all. A model that reads its tools from the prompt takes whatever the
+request names; where it names none, nobody has said what may not be called.
 
 The model does not know what a subset leaves out. So a call to a tool that was not offered is taken out of the answer;
 when nothing else is in it, the answer is the text with which the model itself declines.
@@ -9,12 +10,14 @@ when nothing else is in it, the answer is the text with which the model itself d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fourleaf.errors import RequestError
-from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE, TOOLS
+from fourleaf.errors import CheckpointError, RequestError
+from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE
 from fourleaf.text.router import ContentDelta, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 DECLINED = OUT_OF_SCOPE
@@ -24,15 +27,25 @@ _ANNOTATIONS = ("title", "description", "$schema", "default", "examples")
 
 @dataclass(frozen=True)
 class Offer:
-    """The tools of one request: as shown to the chat template, and the names that may come back as calls."""
+    """The tools of one request: as the chat template sees them, and the names that may come back (None: any)."""
 
     tools: list[dict[str, Any]] | None
-    names: frozenset[str]
+    names: frozenset[str] | None
 
 
-def fixed_tools(model: str) -> list[dict[str, Any]] | None:
-    """The tools in a model's weights, by the model's name; None where it has none."""
-    return {"cabin": TOOLS}.get(model)
+def fixed_tools(checkpoint: Path) -> list[dict[str, Any]] | None:
+    """The tools in a checkpoint's weights, None where it reads them from its prompt. Raises CheckpointError."""
+    path = checkpoint / "tools.json"
+    if not path.is_file():
+        return None
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+        named = isinstance(tools, list) and all(isinstance(tool["function"]["name"], str) for tool in tools)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise CheckpointError(f"{path} is no list of tools in the OpenAI format: {error!r}") from error
+    if not named:
+        raise CheckpointError(f"{path} is no list of tools in the OpenAI format")
+    return tools
 
 
 def offer(fixed: list[dict[str, Any]] | None, asked: list[dict[str, Any]] | None, choice: str) -> Offer:
@@ -50,8 +63,10 @@ def offer(fixed: list[dict[str, Any]] | None, asked: list[dict[str, Any]] | None
     if fixed is not None:
         _check_fixed(fixed, asked or [])
     tools = asked or fixed
-    if choice == "none" or not tools:
+    if choice == "none":
         return Offer(tools=None, names=frozenset())
+    if not tools:
+        return Offer(tools=None, names=None)
     return Offer(tools=tools, names=frozenset(tool["function"]["name"] for tool in tools))
 
 
@@ -94,7 +109,7 @@ def _meaning(schema: object) -> object:
 class OfferFilter:
     """Lets through the calls to offered tools, numbered anew from 0, and everything that is no call."""
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str] | None) -> None:
         self._names = names
         self._renumbered: dict[int, int] = {}
         self._dropped = False
@@ -108,7 +123,7 @@ class OfferFilter:
     def passed(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             if isinstance(event, ToolCallStart):
-                if event.name not in self._names:
+                if self._names is not None and event.name not in self._names:
                     self._dropped = True
                     continue
                 self._renumbered[event.index] = len(self._renumbered)

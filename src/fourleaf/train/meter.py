@@ -70,9 +70,6 @@ class Meter:
 
 
 def _score(line: Mapping[str, float | int | str]) -> str:
-    """What an evaluation found, its shares as percentages."""
-    found = {name: value for name, value in line.items() if name not in ("evaluation", "step", "tokens")}
-    return ", ".join(
-        f"{name.replace('_', ' ')} {100 * value:.1f}%" if isinstance(value, float) else f"{name} {value}"
-        for name, value in found.items()
-    )
+    """What an evaluation found: exact match by mode, and tokens a forward."""
+    exact = [f"{mode} {100 * float(line[mode]):.1f}%" for mode in ("ar", "diffuse") if mode in line]
+    return f"exact {', '.join(exact)}" + (f", TPF {float(line['tpf']):.2f}" if "tpf" in line else "")

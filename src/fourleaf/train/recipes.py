@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fourleaf.checkpoint.files import save_model
+from fourleaf.checkpoint.files import save_model, write_json
 from fourleaf.errors import ConfigError
 from fourleaf.kernels.fuse import use_compiled
 from fourleaf.model.config import ModelConfig
 from fourleaf.tasks.cabin.generator import stream
-from fourleaf.tasks.cabin.schema import Example, answer_text, messages
+from fourleaf.tasks.cabin.schema import TOOLS, Example, answer_text, messages
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
 from fourleaf.train.config import Stage, TrainConfig
@@ -135,4 +135,5 @@ def train_cabin(
     save_model(model, out / "model", torch.bfloat16)
     tokenizer.save(out / "model" / "tokenizer.json")
     (out / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
+    write_json(out / "model" / "tools.json", TOOLS)  # they are in the weights; servers read here which they are
     return out / "model"
