@@ -14,15 +14,13 @@ class Stage:
 
     objective: "ar" (next token over clean rows) or "joint" (masked blocks plus next token). share: of the budget.
     curriculum: (progress of the stage from which it holds, most calls in an answer), rising.
-    peak_muon, peak_adamw: learning rates after warm-up; both fall linearly to `floor` times that from `decay_from`
-    (progress of the stage) on.
+    peak: learning rate after warm-up; it falls linearly to `floor` times that from `decay_from` (progress) on.
     """
 
     objective: str
     share: float
     curriculum: tuple[tuple[float, int], ...] = ((0.0, 8),)
-    peak_muon: float = 0.02
-    peak_adamw: float = 3e-3
+    peak: float = 3e-3
     warmup_steps: int = 50
     decay_from: float = 0.5
     floor: float = 0.0
@@ -37,7 +35,7 @@ class Stage:
         return [calls for begin, calls in self.curriculum if progress >= begin][-1]
 
     def rate(self, step: int, progress: float) -> float:
-        """Factor on the peak learning rates: warm-up by steps, then constant, then linear decay by progress."""
+        """Factor on the peak learning rate: warm-up by steps, then constant, then linear decay by progress."""
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         left = (1.0 - progress) / (1.0 - self.decay_from) if self.decay_from < 1 else 1.0
         return warm * max(self.floor, min(1.0, left))
@@ -55,7 +53,7 @@ class TrainConfig:
     minutes: float | None = None
     steps: int | None = None
     seed: int = 0
-    rows_per_batch: int = 4096
+    rows_per_batch: int = 1536
     pool_size: int = 1024
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     next_weight: float = 0.5
@@ -63,7 +61,7 @@ class TrainConfig:
     prompt_weight: float = 0.0
     balance_weight: float = 0.01
     clip_norm: float = 1.0
-    weight_decay: float = 0.0
+    weight_decay: float = 0.01
     log_every: int = 20
     save_every_s: float = 180.0
     eval_every_s: float = 600.0

@@ -31,8 +31,15 @@ _TOKENIZER_EXAMPLES = 20_000
 _TOKENIZER_SEED = 1_000_003
 
 CABIN_STAGES = (
-    Stage(objective="ar", share=0.45, curriculum=((0.0, 1), (0.08, 2), (0.2, 4), (0.35, 8)), decay_from=0.8, floor=0.3),
-    Stage(objective="joint", share=0.55, peak_muon=0.015, peak_adamw=2e-3, decay_from=0.3),
+    Stage(
+        objective="ar",
+        share=0.45,
+        curriculum=((0.0, 1), (0.2, 2), (0.35, 4), (0.5, 8)),
+        peak=3e-3,
+        decay_from=0.7,
+        floor=0.4,
+    ),
+    Stage(objective="joint", share=0.55, peak=2e-3, decay_from=0.3),
 )
 
 
@@ -53,6 +60,7 @@ def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
         linear_key_head_dim=32,
         linear_value_head_dim=40,
         intermediate_size=416,
+        initializer_range=0.06,
         tie_word_embeddings=True,
         max_position_embeddings=4096,
         eos_token_id=0,
@@ -116,7 +124,7 @@ def train_cabin(
     template = template_path().read_text(encoding="utf-8")
     chat = ChatTemplate(template, tokenizer)
     config = TrainConfig(
-        stages=CABIN_STAGES, minutes=minutes, steps=steps, seed=seed, prompt_weight=0.1, weight_decay=0.01
+        stages=CABIN_STAGES, minutes=minutes, steps=steps, seed=seed
     )
     if overrides:
         config = dataclasses.replace(config, **overrides)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The training loop: stages, steps, log, checkpoints, exact resume.
 
-Read `Trainer.run`, then `_step`. A checkpoint is one safetensors file: weights, both optimisers' averages, and in its
+Read `Trainer.run`, then `_step`. A checkpoint is one safetensors file: weights, the optimiser's averages, and in its
 metadata where the run stands (stage, step, pool, batch). Nothing else decides what comes next: data and noise are
 functions of the seed and those numbers.
 """
@@ -26,7 +26,7 @@ from fourleaf.model.moe import balance_loss
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Batch, Document, Source, batches, collate, num_rows, pool
-from fourleaf.train.optim import Optimizers
+from fourleaf.train.optim import Optimizer
 
 CHECKPOINT, LOG = "checkpoint.safetensors", "log.jsonl"
 Evaluate = Callable[[Transformer, str, int], dict[str, float]]
@@ -73,7 +73,7 @@ class Trainer:
         self.evaluate, self.report = evaluate, report
         torch.manual_seed(config.seed)
         self.model = Transformer(trunk)
-        self.optimizers = Optimizers(self.model, config.weight_decay)
+        self.optimizer = Optimizer(self.model, config.weight_decay)
         self.at = Progress()
         self._documents: list[list[Document]] = []
         self._last_save = self._last_eval = time.monotonic()
@@ -102,9 +102,9 @@ class Trainer:
     def _enter(self, stage: Stage) -> None:
         if stage.objective == "joint" and not self.model.config.is_block_diffusion:
             self.model = convert(self.model, block_size=self.ids.block_size, mask_token_id=self.ids.mask)
-            averages = self.optimizers.tensors()
-            self.optimizers = Optimizers(self.model, self.config.weight_decay)
-            self.optimizers.load_tensors(averages)
+            averages = self.optimizer.tensors()
+            self.optimizer = Optimizer(self.model, self.config.weight_decay)
+            self.optimizer.load_tensors(averages)
 
     def _stage_progress(self) -> float:
         """0..1 through the current stage, by steps or by the clock."""
@@ -125,10 +125,8 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient is not finite at step {self.at.step}: {losses}")
-        factor = stage.rate(self.at.stage_step, progress)
-        self.optimizers.learning_rate(stage.peak_muon * factor, stage.peak_adamw * factor)
-        self.optimizers.step()
-        self.optimizers.zero_grad()
+        self.optimizer.set_rate(stage.peak * stage.rate(self.at.stage_step, progress))
+        self.optimizer.step()
         self.at.step += 1
         self.at.stage_step += 1
         self.at.tokens += batch.num_tokens
@@ -216,7 +214,7 @@ class Trainer:
     def save(self) -> None:
         """Writes the checkpoint, replacing the last one at once."""
         weights = {f"model:{name}": t for name, t in self.model.named_tensors()}
-        averages = {f"optim:{name}": t for name, t in self.optimizers.tensors().items()}
+        averages = {f"optim:{name}": t for name, t in self.optimizer.tensors().items()}
         metadata = {"progress": json.dumps(asdict(self.at)), "config": json.dumps(self.model.config.to_dict())}
         write_tensors(self.out / CHECKPOINT, weights | averages, metadata)
 
@@ -226,7 +224,7 @@ class Trainer:
             return False
         tensors, metadata = read_tensors(self.out / CHECKPOINT)
         self.model = Transformer(ModelConfig.from_dict(json.loads(metadata["config"])))
-        self.optimizers = Optimizers(self.model, self.config.weight_decay)
+        self.optimizer = Optimizer(self.model, self.config.weight_decay)
         weights = {name.removeprefix("model:"): t for name, t in tensors.items() if name.startswith("model:")}
         try:
             with torch.no_grad():
@@ -235,7 +233,7 @@ class Trainer:
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"{self.out / CHECKPOINT} does not fit its own config: {error}") from error
         averages = {name.removeprefix("optim:"): t for name, t in tensors.items() if name.startswith("optim:")}
-        self.optimizers.load_tensors(averages)
+        self.optimizer.load_tensors(averages)
         self.at = Progress(**json.loads(metadata["progress"]))
         self._logged_at = self.at.seconds
         if self.at.stage < len(self.config.stages) and self.at.pool_calls:
