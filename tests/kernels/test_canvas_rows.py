@@ -62,13 +62,15 @@ def softmax_inputs(num_rows: int) -> dict[str, Tensor]:
 def fast(parts: dict[str, Tensor], width: int) -> Tensor:
     """`block_softmax` on one canvas, padded to `width` rows of rubbish. -> [N, H, V]."""
     num_rows = parts["q"].shape[0]
-    rows = []
-    for name in ("q", "k", "v", "read"):
-        rubbish = 100 * draw(width - num_rows, *parts[name].shape[1:]).detach()
-        rows.append(torch.cat((parts[name], rubbish)).transpose(0, 1)[None])
+
+    def padded(rows: Tensor) -> Tensor:
+        rubbish = 100 * draw(width - num_rows, *rows.shape[1:]).detach()
+        return torch.cat((rows, rubbish)).transpose(0, 1)[None]
+
     history = parts["history_bias"] + parts["history_c"] * math.log(num_rows / BLOCK)
     valid = None if width == num_rows else (torch.arange(width) < num_rows)[None]
-    out = block_softmax(*rows, parts["logit_scale"], history[None], valid)
+    q, k, v, read = padded(parts["q"]), padded(parts["k"]), padded(parts["v"]), padded(parts["read"])
+    out = block_softmax(q, k, v, read, parts["logit_scale"], history[None], valid)
     return out[0, :, :num_rows].transpose(0, 1)
 
 

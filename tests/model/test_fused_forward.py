@@ -99,12 +99,9 @@ def assert_same_memory(found: State, wanted: State, atol: float) -> None:
     (length,) = wanted.lengths
     assert found.lengths == wanted.lengths
     for ours, theirs in zip(found.layers, wanted.layers, strict=True):
-        if isinstance(ours, KeyValues) and isinstance(theirs, KeyValues):
-            pairs = [(ours.keys[:, :, :length], theirs.keys[:, :, :length])]
-            pairs.append((ours.values[:, :, :length], theirs.values[:, :, :length]))
-        else:
-            pairs = [(ours.matrix, theirs.matrix), (ours.tail, theirs.tail)]
-        for mine, other in pairs:
+        for mine, other in zip(vars(ours).values(), vars(theirs).values(), strict=True):
+            if isinstance(ours, KeyValues):  # positions past the length are unwritten
+                mine, other = mine[:, :, :length], other[:, :, :length]
             torch.testing.assert_close(mine, other, rtol=0, atol=atol)
 
 

@@ -14,12 +14,13 @@ class Stage:
 
     objective: "ar" (next token over clean rows) or "joint" (masked blocks plus next token). share: of the budget.
     curriculum: (progress of the stage from which it holds, most calls in an answer), rising.
-    peak: learning rate after warm-up; it falls linearly to `floor` times that from `decay_from` (progress) on.
+    rows: flat rows of a batch at most. peak: learning rate after warm-up; it falls linearly to `floor` times that from `decay_from` (progress) on.
     """
 
     objective: str
     share: float
     curriculum: tuple[tuple[float, int], ...] = ((0.0, 8),)
+    rows: int = 1024
     peak: float = 3e-3
     warmup_steps: int = 50
     decay_from: float = 0.5
@@ -53,7 +54,6 @@ class TrainConfig:
     minutes: float | None = None
     steps: int | None = None
     seed: int = 0
-    rows_per_batch: int = 1536
     pool_size: int = 1024
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     next_weight: float = 0.5

@@ -39,7 +39,7 @@ CABIN_STAGES = (
         decay_from=0.7,
         floor=0.4,
     ),
-    Stage(objective="joint", share=0.55, peak=2e-3, decay_from=0.3),
+    Stage(objective="joint", share=0.55, rows=2048, peak=2e-3, decay_from=0.3),
 )
 
 

@@ -172,10 +172,10 @@ class Trainer:
 
     def _load_pool(self) -> list[list[Document]]:
         config, at = self.config, self.at
-        objective = config.stages[at.stage].objective
+        stage = config.stages[at.stage]
         documents = pool(self.source, config.seed, at.pool, config.pool_size, at.pool_calls)
         rng = np.random.default_rng([config.seed, 0, at.pool])
-        return batches(documents, config.rows_per_batch, rng, lambda d: num_rows(d, objective, self.ids.block_size))
+        return batches(documents, stage.rows, rng, lambda d: num_rows(d, stage.objective, self.ids.block_size))
 
     def _log(self, stage: Stage, progress: float, window: dict[str, float]) -> None:
         count = window.pop("n")
