@@ -11,7 +11,7 @@ from fourleaf.model.transformer import Transformer
 from fourleaf.train.data import Batch
 
 MASK = 1
-SHAPES = ((26, 15), (9, 6))
+SHAPES = ((20, 10), (8, 6))
 
 
 def twin_rows(twin, batch: Batch) -> tuple[Tensor, list[Tensor]]:
@@ -100,8 +100,8 @@ def test_each_open_choice_changes_canvas_rows_and_no_clean_row(choice, value, ma
     batch = joint_batch(make_documents(SHAPES), block_size=7)
     split = batch.work.num_causal
     with torch.no_grad():
-        default, _ = model_rows(make_model(), batch)
-        changed, _ = model_rows(make_model(**{choice: value}), batch)
+        default, _ = model_rows(make_model(moe=False), batch)
+        changed, _ = model_rows(make_model(moe=False, **{choice: value}), batch)
     assert torch.equal(default[:split], changed[:split])
     assert (default[split:] - changed[split:]).abs().amax(-1).min() > 1e-4
 
