@@ -33,7 +33,7 @@ train: $(VENV)/.installed-run  ## Train the bundled model (ARGS="--minutes 20")
 eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
 	$(BIN)/fourleaf eval cabin $(ARGS)
 
-bench: $(VENV)/.installed-run  ## Measure the decode modes against each other
+bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other and against transformers
 	$(BIN)/fourleaf bench $(ARGS)
 
 test: check  ## Everything that CI runs: lint, types, imports, tests
@@ -68,7 +68,12 @@ $(VENV)/.installed-run: $(NEEDS) | $(BIN)/python
 	$(INSTALL) -e '.[serve]'
 	@touch $@
 
+$(VENV)/.installed-bench: $(NEEDS) | $(BIN)/python
+	@echo "Installing what measuring needs into $(VENV) (first time: some minutes) ..."
+	$(INSTALL) -e '.[serve,bench]'
+	@touch $(VENV)/.installed-run $@
+
 $(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
 	@echo "Installing everything into $(VENV) (first time: some minutes) ..."
 	$(INSTALL) -e '.[serve,test,dev]'
-	@touch $(VENV)/.installed-run $@
+	@touch $(VENV)/.installed-run $(VENV)/.installed-bench $@

@@ -121,8 +121,9 @@ def test_no_file_names_a_path_of_one_machine():
 def test_each_part_imports_only_what_is_declared_for_it(part: Path):
     project = _project()
     declared = _required(project["dependencies"])
-    if part.name == "serve":
-        declared |= _required(project["optional-dependencies"]["serve"])
+    extra = {"serve": "serve", "measure": "bench"}.get(part.name)
+    if extra is not None:
+        declared |= _required(project["optional-dependencies"][extra])
     paths = [part] if part.is_file() else sorted(part.rglob("*.py"))
     imported = {name for path in paths for name in _imported(ast.parse(path.read_text(encoding="utf-8")))}
     assert {_normalised(name) for name in imported - sys.stdlib_module_names - {"fourleaf"}} - declared == set()

@@ -232,5 +232,40 @@ def train(
     print(made)
 
 
+@app.command("eval")
+def evaluate(
+    task: Annotated[Task, typer.Argument(help="What to score on.")],
+    set_: Annotated[str, typer.Option("--set", help="fillers, patterns, dev or all.")] = "all",
+    mode: Annotated[str, typer.Option(help="ar, diffuse or both.")] = "both",
+    n: Annotated[int | None, typer.Option(min=1, help="Only the first n examples of each set.")] = None,
+    threshold: Annotated[
+        list[float] | None, typer.Option(help="diffuse: 0 to 1, 0.9 by default; several times to compare several.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
+    model: Model = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
+    failures: Annotated[Path | None, typer.Option(help="Write each wrong answer to this file, as JSON lines.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
+    threads: Threads = None,
+) -> None:
+    """Score a model on held-out examples: exact match, by mode and tag."""
+    from fourleaf.measure.evaluate import main_eval
+
+    main_eval(
+        set_,
+        mode,
+        threshold or [0.9],
+        model=model,
+        limit=n,
+        max_tokens=max_tokens,
+        seed=seed,
+        num_threads=threads,
+        json_file=json_,
+        failures_file=failures,
+        out=sys.stdout,
+        progress=sys.stderr,
+    )
+
+
 if __name__ == "__main__":
     app()
