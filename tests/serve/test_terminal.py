@@ -68,6 +68,26 @@ def test_on_a_terminal_the_canvas_is_drawn_in_place(byte_tokenizer, monkeypatch)
     assert drawn.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
 
 
+def test_a_row_wider_than_the_terminal_is_drawn_over_too(byte_tokenizer, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    out = Terminal()
+    with CanvasView(byte_tokenizer, out) as view:
+        for frame in frames(byte_tokenizer, "x" * 50, [0, 50]):
+            view.show(frame)
+    assert out.getvalue().count("\x1b[1A") == 2 * 3, (
+        "from the line of counts up three lines, for the second pass and at the end"
+    )
+
+
+def test_nothing_is_shown_behind_the_end_token(byte_tokenizer):
+    ids = (*byte_tokenizer.encode("ab"), byte_tokenizer.end_id, 99, 99)
+    view = CanvasView(byte_tokenizer, io.StringIO())
+    masked = (False, False, True, True, True)
+    assert view.row(Frame(0, 0, 0, ids, masked)).plain == "ab░░░"
+    assert view.row(Frame(0, 0, 1, ids, (False, False, False, True, True))).plain == "ab"
+
+
 def test_what_a_pass_revealed_stands_out(byte_tokenizer):
     first, second = frames(byte_tokenizer, "abcd", [1, 3])
     row = CanvasView(byte_tokenizer, io.StringIO()).row(second, first)

@@ -61,7 +61,7 @@ class CanvasView:
     _live: Live | None = None
 
     def __enter__(self) -> CanvasView:
-        console = Console(file=self.out, highlight=False, soft_wrap=True)
+        console = Console(file=self.out, highlight=False)
         if console.is_terminal:
             self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
             self._live.start()
@@ -88,13 +88,13 @@ class CanvasView:
         time.sleep(self.delay)
 
     def row(self, frame: Frame, before: Frame | None = None, style: str = "") -> Text:
-        """One canvas: a light block for each masked position, bold what this pass revealed.
+        """One canvas up to its end token: a light block for each masked position, bold what this pass revealed.
 
         Neighbouring tokens are decoded together, because a character may be spread over several.
         """
         drawn = Text()
         start = 0
-        kinds = [_kind(frame, before, at) for at in range(len(frame.tokens))]
+        kinds = [_kind(frame, before, at) for at in range(self._length(frame))]
         for at in range(1, len(kinds) + 1):
             if at < len(kinds) and kinds[at] == kinds[start]:
                 continue
@@ -105,6 +105,12 @@ class CanvasView:
                 drawn.append(self.tokenizer.decode(list(frame.tokens[start:at])), style=fresh)
             start = at
         return drawn
+
+    def _length(self, frame: Frame) -> int:
+        """Rows before the end token, or all of them. What stands in a masked row is no token."""
+        shown = zip(frame.tokens, frame.masked, strict=True)
+        ends = (at for at, (token, masked) in enumerate(shown) if token == self.tokenizer.end_id and not masked)
+        return next(ends, len(frame.tokens))
 
 
 def _kind(frame: Frame, before: Frame | None, at: int) -> str:
