@@ -65,7 +65,7 @@ def ours(model: Qwen3_5ForCausalLM | Qwen3_5MoeForCausalLM) -> Transformer:
 def stepwise(model: Transformer, ids: Tensor, prefill: int) -> Tensor:
     """A prefill of `prefill` rows, then one row a forward. ids: [T] -> logits [T, Y]."""
     state = State.empty(model.config, dtype=model.lm_head.weight.dtype)
-    parts = [ids[:prefill], *ids[prefill:].split(1)]
+    parts = [ids[:prefill], *ids[prefill:, None]]
     logits, start = [], 0
     for part in parts:
         hidden, _ = model(Work(part, Segments([len(part)]), [start]), state)
@@ -92,6 +92,13 @@ def widened(monkeypatch) -> Iterator[Callable[[], None]]:
     monkeypatch.undo()
 
 
+def trained(model: Transformer, ids: Tensor) -> Tensor:
+    """Logits as training computes them, which is with gradients on. ids: [T] -> [T, Y]."""
+    with torch.enable_grad():
+        hidden, _ = model(Work(ids, Segments([len(ids)]), [0]))
+        return model.head(hidden).detach()
+
+
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "experts"])
 @torch.no_grad()
 def test_every_logit_equals_transformers_in_fp32(moe, ids):
@@ -99,10 +106,9 @@ def test_every_logit_equals_transformers_in_fp32(moe, ids):
     model = ours(theirs)
     wanted = theirs(input_ids=ids[None]).logits[0]
     assert wanted.abs().max() > 1
-    hidden, _ = model(Work(ids, Segments([LENGTH]), [0]))
-    torch.testing.assert_close(model.head(hidden), wanted, rtol=0, atol=1e-4)
-    torch.testing.assert_close(stepwise(model, ids, prefill=1), wanted, rtol=0, atol=1e-4)
-    torch.testing.assert_close(stepwise(model, ids, prefill=40), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(trained(model, ids), wanted, rtol=0, atol=1e-4)
+    for prefill in (LENGTH, 40, 1):
+        torch.testing.assert_close(stepwise(model, ids, prefill), wanted, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -123,8 +129,7 @@ def test_every_logit_equals_transformers_without_its_casts_to_fp32(moe, ids, wid
     """At weights four times as wide, where rounding to fp32 alone moves logits by 1e-3: true differences would show."""
     narrow = oracle(moe=moe, spread=0.2)
     model = ours(narrow.double())
-    hidden, _ = model(Work(ids, Segments([LENGTH]), [0]))
-    found = model.head(hidden), stepwise(model, ids, prefill=40)
+    found = trained(model, ids), stepwise(model, ids, prefill=LENGTH), stepwise(model, ids, prefill=40)
     widened()
     theirs = type(narrow)(narrow.config).double().eval()  # anew, so that its rotary frequencies are fp64 too
     theirs.load_state_dict(narrow.state_dict())

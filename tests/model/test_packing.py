@@ -33,8 +33,10 @@ def of_document(batch: Batch, seq: int) -> tuple[Work, Tensor]:
 
 
 def hidden_rows(model: Transformer, work: Work) -> Tensor:
-    with torch.no_grad():
-        return model(work)[0]
+    """As training runs them, which is with gradients on."""
+    hidden, _ = model(work)
+    assert hidden.requires_grad
+    return hidden.detach()
 
 
 @OPTIONS
