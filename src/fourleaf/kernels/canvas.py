@@ -54,4 +54,4 @@ def block_softmax(
     slot = history_logit[:, :, None, None].expand(-1, -1, q.shape[2], 1)
     wide = torch.promote_types(inside.dtype, torch.float32)
     share = torch.softmax(torch.cat((slot, inside), -1).to(wide), -1).to(v.dtype)
-    return share[..., :1] * read + share[..., 1:] @ v
+    return torch.addcmul(share[..., 1:] @ v, share[..., :1], read)

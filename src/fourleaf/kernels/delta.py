@@ -12,6 +12,8 @@ Rule", arXiv 2406.06484, with the decay of "Gated Delta Networks", arXiv 2412.06
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,14 +33,17 @@ def delta_rule(
     if q.shape[1] == 1 and reads is None:
         out, state = _step(q, k, v, g, beta, state)
         return out, state, None
-    num_rows, num_chunks = q.shape[1], -(-q.shape[1] // CHUNK)
-    pad = num_chunks * CHUNK - num_rows
-    q, k, v = (_chunks(F.pad(x, (0, 0, 0, 0, 0, pad))) for x in (q, k, v))
-    total = F.pad(g, (0, 0, 0, pad)).unflatten(1, (num_chunks, CHUNK)).permute(0, 3, 1, 2).cumsum(-1)  # [B, H, c, L]
-    beta = F.pad(beta, (0, 0, 0, pad)).unflatten(1, (num_chunks, CHUNK)).permute(0, 3, 1, 2).unsqueeze(-1)
+    num_rows, length = q.shape[1], min(q.shape[1], CHUNK)
+    num_chunks = -(-num_rows // length)
+    pad = num_chunks * length - num_rows
+    if pad:
+        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
+        g, beta = (F.pad(x, (0, 0, 0, pad)) for x in (g, beta))
+    q, k, v = (_chunks(x, length) for x in (q, k, v))
+    total = g.unflatten(1, (num_chunks, length)).permute(0, 3, 1, 2).cumsum(-1)  # [B, H, c, L]
+    beta = beta.unflatten(1, (num_chunks, length)).permute(0, 3, 1, 2).unsqueeze(-1)
 
-    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
-    decay = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
+    decay = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(_later(length, q.device), float("-inf")).exp()
     growth = total.unsqueeze(-1).exp()
     k_beta = k * beta
     system = (k_beta @ k.transpose(-1, -2)) * decay  # its diagonal is ignored: unitriangular
@@ -64,9 +69,16 @@ def delta_rule(
     return out, state, read
 
 
-def _chunks(x: Tensor) -> Tensor:
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # training uses the same ones
+def _later(length: int, device: torch.device) -> Tensor:
+    """[L, L] bool, True where a column comes after its row."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+def _chunks(x: Tensor, length: int) -> Tensor:
     """[B, T, H, D] -> [B, H, chunks, L, D]."""
-    return x.unflatten(1, (-1, CHUNK)).permute(0, 3, 1, 2, 4)
+    return x.unflatten(1, (-1, length)).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,20 +86,21 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, 1, D]
     state = state * g[:, 0, :, None, None].exp()
     written = (v - k @ state) * beta.transpose(1, 2).unsqueeze(-1)
-    state = state + k.transpose(-1, -2) * written
+    state = torch.addcmul(state, k.transpose(-1, -2), written)
     return (q @ state).transpose(1, 2), state
 
 
 def _read(reads: tuple[Tensor, Tensor], states: list[Tensor], k: Tensor, written: Tensor, total: Tensor) -> Tensor:
     """The state before row `offset` of each read: the chunk's first state plus what the chunk's earlier rows wrote."""
     seq, offset = reads
-    chunk = torch.div(offset, CHUNK, rounding_mode="floor")
-    row = offset - chunk * CHUNK
+    length = k.shape[-2]
+    chunk = torch.div(offset, length, rounding_mode="floor")
+    row = offset - chunk * length
     base = torch.stack(states, 1)[seq, chunk]  # [C, H, K, V]
     inner = chunk.clamp(max=k.shape[2] - 1)  # offset T at a chunk's end has row 0: nothing is added
     k, written, total = k[seq, :, inner], written[seq, :, inner], total[seq, :, inner]
     last = total.gather(-1, (row - 1).clamp(min=0)[:, None, None].expand(-1, total.shape[1], 1))  # [C, H, 1]
-    before = (torch.arange(CHUNK, device=row.device) < row[:, None])[:, None]  # [C, 1, L]
+    before = (torch.arange(length, device=row.device) < row[:, None])[:, None]  # [C, 1, L]
     weight = (last - total).masked_fill(~before, float("-inf")).exp().unsqueeze(-1)
     keep = torch.where(row > 0, 1.0, 0.0).to(last)[:, None, None] * last
     return base * keep.exp().unsqueeze(-1) + (k * weight).transpose(-1, -2) @ written

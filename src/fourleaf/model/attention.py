@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourleaf.kernels import serving
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.layers import Fused, RMSNorm, rotate
+from fourleaf.model.layers import Derived, Fused, RMSNorm, by_columns, gain_and_eps, rotate
 from fourleaf.model.state import KeyValues
 from fourleaf.model.work import Work
 
@@ -33,17 +34,12 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.fused = Fused(self.q_proj, self.k_proj, self.v_proj)
+        self.joined = Derived(self._join)
 
-    def forward(self, x: Tensor, work: Work, angles: tuple[Tensor, Tensor], cache: KeyValues | None) -> Tensor:
+    def forward(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | None) -> Tensor:
         """x: [R, D] -> [R, D]. `cache` takes the causal rows' keys and values; None in training: all starts are 0."""
-        rows, heads, dim = x.shape[0], self.num_heads, self.head_dim
-        q_gate, k, v = self._project(x)
-        q, gate = q_gate.view(rows, heads, 2 * dim).chunk(2, -1)
-        q = rotate(self.q_norm(q), angles)
-        k = rotate(self.k_norm(k.view(rows, self.num_groups, dim)), angles)
-        v = v.view(rows, self.num_groups, dim)
-
-        split = work.num_causal
+        rows, split = x.shape[0], work.num_causal
+        q, k, v, gate = self._heads(x, angles) if torch.is_grad_enabled() else self._heads_at_once(x, angles)
         outs = []
         if split:
             q_c, k_c, v_c = (work.causal.pad(t[:split]).transpose(1, 2) for t in (q, k, v))
@@ -59,12 +55,45 @@ class Attention(nn.Module):
             out = _attend(q_n, torch.cat((keys, k_n), 2), torch.cat((values, v_n), 2), work.canvas_mask)
             outs.append(work.canvas.unpad(out.transpose(1, 2)))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return self.o_proj(mixed.reshape(rows, heads * dim) * torch.sigmoid(gate.reshape(rows, heads * dim)))
+        return self.o_proj(mixed.reshape(rows, -1) * torch.sigmoid(gate.reshape(rows, -1)))
 
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _heads(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[R, D] -> q [R, H, A], k and v [R, G, A], gate [R, H, A]."""
+        rows, dim = x.shape[0], self.head_dim
         if self.q_proj.bias is None:
-            return self.fused(x)
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+            q_gate, k, v = self.fused(x)
+        else:
+            q_gate, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, gate = q_gate.view(rows, self.num_heads, 2 * dim).chunk(2, -1)
+        q = rotate(self.q_norm(q), (angles[0], angles[1]))
+        k = rotate(self.k_norm(k.view(rows, self.num_groups, dim)), (angles[0], angles[1]))
+        return q, k, v.view(rows, self.num_groups, dim), gate
+
+    def _join(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """One weight (and bias) whose columns are q, k, gate, v, so that q and k are normed and turned as one; the
+        gains of both norms, [H+G, A]; their eps."""
+        heads, dim = self.num_heads, self.head_dim
+
+        def order(q_gate: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, gate = (part.flatten(0, 1) for part in q_gate.detach().unflatten(0, (heads, 2 * dim)).split(dim, 1))
+            return torch.cat((q, k.detach(), gate, v.detach()))
+
+        weight = order(self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+        bias = self.q_proj.bias
+        if bias is not None:
+            bias = order(bias, self.k_proj.bias, self.v_proj.bias)
+        gain = torch.cat((self.q_norm.weight.expand(heads, dim), self.k_norm.weight.expand(self.num_groups, dim)))
+        return by_columns(weight), bias, *gain_and_eps(1.0 + gain, self.q_norm.eps)
+
+    def _heads_at_once(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`_heads` in fewer operations, without gradients."""
+        rows, heads, groups, dim = x.shape[0], self.num_heads, self.num_groups, self.head_dim
+        weight, bias, gain, eps = self.joined()
+        flat = F.linear(x, weight, bias).view(rows, 2 * (heads + groups), dim)
+        qk, gate, v = flat.split_with_sizes((heads + groups, heads, groups), 1)
+        turned = serving.rotate(serving.rms_norm(qk, gain, eps), (angles[0], angles[1], angles[2]))
+        q, k = turned.split_with_sizes((heads, groups), 1)
+        return q, k, v, gate
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

@@ -7,16 +7,18 @@ kernel, D conv channels.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourleaf.kernels import serving
 from fourleaf.kernels.canvas import block_softmax, causal_conv, right_conv
 from fourleaf.kernels.delta import delta_rule
 from fourleaf.kernels.fuse import fusable
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.layers import Fused, GatedRMSNorm
+from fourleaf.model.layers import Derived, Fused, GatedRMSNorm
 from fourleaf.model.state import Recurrent, fresh_recurrent
 from fourleaf.model.work import Work
 
@@ -44,6 +46,7 @@ class DeltaNet(nn.Module):
         self.in_proj_a = nn.Linear(hidden, heads, bias=False)
         self.out_proj = nn.Linear(config.value_dim, hidden, bias=False)
         self.fused = Fused(self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
+        self.constants = Derived(self._constants)
         if config.is_block_diffusion:
             # Right taps at zero: a canvas starts from the convolution that the AR trunk already knows.
             self.conv_right_weight = nn.Parameter(torch.zeros(config.conv_dim, config.linear_conv_kernel_dim - 1))
@@ -70,16 +73,12 @@ class DeltaNet(nn.Module):
         """x: [R, D] -> [R, D]. `cache` is replaced by the state behind the causal rows; None in training."""
         rows, split = x.shape[0], work.num_causal
         qkv, z, b, a = self.fused(x)
-        beta = torch.sigmoid(b)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        decay = -self.A_log.to(wide).exp() * F.softplus(a.to(wide) + self.dt_bias)
-
         past = cache or fresh_recurrent(self.config, work.causal.num, x.dtype, x.device)
         outs = []
         extended, matrix, read = past.tail, past.matrix, None
         if split:
             extended = torch.cat((past.tail, work.causal.pad(qkv[:split])), 1)
-            out, matrix, read = self._causal(extended, decay[:split], beta[:split], past.matrix, work)
+            out, matrix, read = self._causal(extended, *self._gates(a[:split], b[:split]), past.matrix, work)
             outs.append(work.causal.unpad(out))
             if cache is not None:
                 cache.matrix, cache.tail = matrix, _tails(extended, work.causal.counts, past.tail.shape[1])
@@ -89,40 +88,75 @@ class DeltaNet(nn.Module):
             if read is None:
                 read = matrix if work.reads_at_end else matrix.index_select(0, seq)
             tail = _tails(extended if work.reads_at_end else extended[seq], offset, past.tail.shape[1])
-            out = self._canvas(work.canvas.pad(qkv[split:]), tail, read, decay[split:], beta[split:], work)
+            out = self._canvas(work.canvas.pad(qkv[split:]), tail, read, a[split:], b[split:], work)
             outs.append(work.canvas.unpad(out))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
         z = z.view(rows, -1, self.config.linear_value_head_dim)
-        return self.out_proj(self.norm(mixed.to(x.dtype), z).reshape(rows, -1))
+        return self.out_proj(self.norm(_as(mixed, x.dtype), z).reshape(rows, -1))
+
+    def _gates(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw gates [R, H] each -> (log decay, beta)."""
+        wide = torch.promote_types(a.dtype, torch.float32)
+        rate = -self.A_log.to(wide).exp() if torch.is_grad_enabled() else self.constants().rate
+        return rate * F.softplus(_as(a, wide) + self.dt_bias), torch.sigmoid(b)
+
+    def _constants(self) -> _Constants:
+        config = self.config
+        taps = self.conv1d.weight.detach().squeeze(1)
+        both = torch.cat((taps, self.conv_right_weight.detach()), 1) if config.is_block_diffusion else taps
+        repeat = config.linear_num_value_heads // config.linear_num_key_heads
+        heads = torch.arange(2 * config.linear_num_key_heads, device=taps.device).repeat_interleave(repeat)
+        wide = torch.promote_types(taps.dtype, torch.float32)
+        rate = -self.A_log.detach().to(wide).exp()
+        return _Constants(taps.t().contiguous(), both.t().contiguous(), rate, heads, taps.new_tensor(_L2_EPS))
 
     def _causal(
         self, extended: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor, work: Work
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """extended: [B, W-1+T, D]; decay, beta: [R, H]. -> out [B, T, H, V], state, states at inner canvas starts."""
-        q, k, v = _causal_heads(extended, self.conv1d.weight.squeeze(1), self.config)
+        if torch.is_grad_enabled():
+            q, k, v = _causal_heads(extended, self.conv1d.weight.squeeze(1), self.config)
+        else:
+            q, k, v = _heads_at_once(extended, self.constants().taps, self.constants(), self.config)
         q = q * self.config.linear_key_head_dim**-0.5
-        q, k, v = (t.to(matrix.dtype) for t in (q, k, v))
+        q, k, v = (_as(t, matrix.dtype) for t in (q, k, v))
         reads = None if work.reads_at_end else work.reads
         pad = work.causal.pad
-        return delta_rule(q, k, v, pad(decay), pad(beta).to(matrix.dtype), matrix, reads)
+        return delta_rule(q, k, v, pad(decay), _as(pad(beta), matrix.dtype), matrix, reads)
 
-    def _canvas(self, x: Tensor, tail: Tensor, state: Tensor, decay: Tensor, beta: Tensor, work: Work) -> Tensor:
-        """x: [C, N, D]; tail: [C, W-1, D]; state: [C, H, K, V]; decay, beta: [R, H]. -> [C, N, H, V]."""
+    def _canvas(self, x: Tensor, tail: Tensor, state: Tensor, a: Tensor, b: Tensor, work: Work) -> Tensor:
+        """x: [C, N, D]; tail: [C, W-1, D]; state: [C, H, K, V]; a, b: raw gates [R, H]. -> [C, N, H, V]."""
         canvas, config = work.canvas, self.config
         assert canvas is not None and config.block_size is not None
-        extended = torch.cat((tail, x), 1)
-        q, k, v = _canvas_heads(extended, x, self.conv1d.weight.squeeze(1), self.conv_right_weight, config)
-        q, k, v = (t.to(state.dtype).transpose(1, 2) for t in (q, k, v))  # [C, H, N, .]
+        if torch.is_grad_enabled():
+            extended = torch.cat((tail, x), 1)
+            q, k, v = _canvas_heads(extended, x, self.conv1d.weight.squeeze(1), self.conv_right_weight, config)
+        else:
+            extended = torch.cat((tail, x, torch.zeros_like(tail)), 1)  # taps past the block's end read zero
+            q, k, v = _heads_at_once(extended, self.constants().both_taps, self.constants(), config)
+        q, k, v = (_as(t, state.dtype).transpose(1, 2) for t in (q, k, v))  # [C, H, N, .]
         read = q @ state
         if config.bd_readout_scale == "key_dim":
             read = read * config.linear_key_head_dim**-0.5
         if config.bd_history_decay == "row":
+            decay, _ = self._gates(a, b)
             read = read * canvas.pad(decay).exp().transpose(1, 2).unsqueeze(-1)
         if config.bd_value_beta == "row":
-            v = v * canvas.pad(beta).transpose(1, 2).unsqueeze(-1)
+            v = v * canvas.pad(torch.sigmoid(b)).transpose(1, 2).unsqueeze(-1)
         fill = (work.log_fill - math.log(config.block_size)).to(state.dtype)[:, None]
         history = self.bd_softmax_history_bias + self.bd_softmax_history_c * fill  # [C, H]
         return block_softmax(q, k, v, read, self.bd_softmax_logit_scale, history, canvas.valid).transpose(1, 2)
+
+
+class _Constants(NamedTuple):
+    """What serving derives from a layer's parameters: taps [W, D], left and right taps [2W-1, D], -exp(A_log) [H],
+    the key head of each value head for q, then for k [2H], the eps of the L2 norm."""
+
+    taps: Tensor
+    both_taps: Tensor
+    rate: Tensor
+    heads: Tensor
+    eps: Tensor
 
 
 @fusable
@@ -147,6 +181,17 @@ def _heads(u: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v.unflatten(-1, (config.linear_num_value_heads, config.linear_value_head_dim))
 
 
+def _heads_at_once(
+    extended: Tensor, taps: Tensor, constants: _Constants, config: ModelConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Convolution, SiLU and `_heads` in few operations, without gradients. extended: [B, T+W-1, D] for taps [W, D]."""
+    u = F.silu(serving.sliding_taps(extended, taps), inplace=True)
+    qk, v = u.split_with_sizes((2 * config.key_dim, config.value_dim), -1)
+    qk = serving.l2_norm(qk.unflatten(-1, (-1, config.linear_key_head_dim)), constants.eps)
+    q, k = qk.index_select(-2, constants.heads).chunk(2, -2)
+    return q, k, v.unflatten(-1, (-1, config.linear_value_head_dim))
+
+
 def _tails(extended: Tensor, offset: Tensor, width: int) -> Tensor:
     """The `width` pre-convolution rows before row `offset` of each run. extended: [B, width+T, D] -> [B, width, D]."""
     if extended.shape[1] == width:
@@ -156,3 +201,8 @@ def _tails(extended: Tensor, offset: Tensor, width: int) -> Tensor:
         return extended[:, first : first + width]
     index = offset[:, None] + torch.arange(width, device=offset.device)
     return extended.gather(1, index[..., None].expand(-1, -1, extended.shape[2]))
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, free where there is nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)

@@ -5,12 +5,35 @@ Shapes: R flat rows, D hidden, H heads, A head dim, F MLP width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourleaf.kernels import serving
 from fourleaf.kernels.fuse import fusable
 from fourleaf.model.config import ModelConfig
+
+T = TypeVar("T")
+
+
+class Derived(Generic[T]):
+    """Something that serving computes from parameters once and keeps until `refresh`: the parameters have changed."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._kept: T | None = None
+
+    def __call__(self) -> T:
+        if self._kept is None:
+            self._kept = self._make()
+        return self._kept
+
+    def refresh(self) -> None:
+        """Forgets it."""
+        self._kept = None
 
 
 class RMSNorm(nn.Module):
@@ -20,9 +43,12 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(dim))
         self.eps = eps
+        self.gain = Derived(lambda: gain_and_eps(1.0 + self.weight, eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _rms_norm(x, self.weight, self.eps)
+        if torch.is_grad_enabled():
+            return _rms_norm(x, self.weight, self.eps)
+        return serving.rms_norm(x, *self.gain())
 
 
 class GatedRMSNorm(nn.Module):
@@ -32,9 +58,18 @@ class GatedRMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
+        self.gain = Derived(lambda: gain_and_eps(self.weight, eps))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return _gated_rms_norm(x, gate, self.weight, self.eps)
+        if torch.is_grad_enabled():
+            return _gated_rms_norm(x, gate, self.weight, self.eps)
+        return serving.gated_rms_norm(x, gate, *self.gain())
+
+
+def gain_and_eps(gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What the norms of `serving` take, in at least fp32."""
+    gain = gain.detach().to(torch.promote_types(gain.dtype, torch.float32))
+    return gain, gain.new_tensor(eps)
 
 
 @fusable
@@ -90,7 +125,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.fused(x)
-        return self.down_proj(_swiglu(gate, up))
+        return self.down_proj(_swiglu(gate, up) if torch.is_grad_enabled() else serving.swiglu(gate, up))
 
 
 class Fused:
@@ -102,18 +137,20 @@ class Fused:
     def __init__(self, *linears: nn.Linear) -> None:
         self.linears = linears
         self.widths = [linear.out_features for linear in linears]
-        self._weight: Tensor | None = None
+        self.weight = Derived(lambda: by_columns(self._join()))
 
     def refresh(self) -> None:
         """Forgets the joined weight: the parameters have changed."""
-        self._weight = None
+        self.weight.refresh()
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        if torch.is_grad_enabled():
-            return F.linear(x, self._join()).split(self.widths, -1)
-        if self._weight is None:
-            self._weight = self._join()
-        return F.linear(x, self._weight).split(self.widths, -1)
+        weight = self._join() if torch.is_grad_enabled() else self.weight()
+        return F.linear(x, weight).split_with_sizes(self.widths, -1)
 
     def _join(self) -> Tensor:
         return torch.cat([linear.weight for linear in self.linears])
+
+
+def by_columns(weight: Tensor) -> Tensor:
+    """The same matrix, stored column by column: a product with a single row then reads memory in one sweep."""
+    return weight.detach().t().contiguous().t()

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourleaf.kernels.serving import rotary_turns
 from fourleaf.model.attention import Attention
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.deltanet import DeltaNet
-from fourleaf.model.layers import MLP, Fused, RMSNorm, rotary_angles
+from fourleaf.model.layers import MLP, Derived, Fused, RMSNorm, rotary_angles
 from fourleaf.model.moe import Experts, MixtureOfExperts, Router
 from fourleaf.model.state import KeyValues, Recurrent, State
 from fourleaf.model.work import Work
@@ -36,7 +37,7 @@ class Layer(nn.Module):
         self.mlp = MixtureOfExperts(config) if self.is_moe else MLP(config.hidden_size, config.intermediate_size)
 
     def forward(
-        self, x: Tensor, work: Work, angles: tuple[Tensor, Tensor], cache: KeyValues | Recurrent | None
+        self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | Recurrent | None
     ) -> tuple[Tensor, Tensor | None]:
         """x: [R, D] -> (x [R, D], router logits [R, E] or None)."""
         normed = self.input_layernorm(x)
@@ -84,7 +85,7 @@ class Transformer(nn.Module):
         assert state is None or state.lengths == work.starts
         assert work.canvas is None or work.canvas.max_len <= (self.config.block_size or 0)
         x = self.model.embed_tokens(work.tokens)
-        angles = rotary_angles(work.positions, self.config, x.dtype)
+        angles = self._angles(work.positions, x.dtype)
         routers = []
         for index, layer in enumerate(self.model.layers):
             x, router_logits = layer(x, work, angles, None if state is None else state.layers[index])
@@ -94,16 +95,23 @@ class Transformer(nn.Module):
             state.lengths = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
         return self.model.norm(x), routers
 
+    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What attention layers turn their rows by, in the form that suits training or serving."""
+        config = self.config
+        if torch.is_grad_enabled():
+            return rotary_angles(positions, config, dtype)
+        return rotary_turns(positions, config.rope_theta, config.rotary_dim, config.head_dim, dtype)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Raw logits of the rows that need them: [R, D] -> [R, Y]."""
         return F.linear(hidden, self.lm_head.weight)
 
     def refresh(self) -> None:
-        """To be called when parameters have changed outside of training: forgets joined weights."""
+        """To be called when parameters have changed outside of training: forgets what serving derived from them."""
         for module in self.modules():
-            fused = getattr(module, "fused", None)
-            if isinstance(fused, Fused):
-                fused.refresh()
+            for part in vars(module).values():
+                if isinstance(part, Derived | Fused):
+                    part.refresh()
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters by checkpoint name; a tied head is not a tensor of its own."""

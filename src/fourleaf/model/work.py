@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,12 +27,27 @@ class Segments:
         self.num_rows = sum(self.lengths)
         self.max_len = max(self.lengths, default=0)
         self.is_dense = self.num_rows == self.num * self.max_len
-        counts = torch.tensor(self.lengths, dtype=torch.long)
-        owner = torch.repeat_interleave(torch.arange(self.num), counts)
-        firsts = counts.cumsum(0) - counts
-        within = torch.arange(self.num_rows) - firsts[owner]
-        self.counts, self.owner, self.within = counts.to(device), owner.to(device), within.to(device)
-        self._cells = (owner * self.max_len + within).to(device)
+        self.device = device
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """[num] rows of each run."""
+        return torch.tensor(self.lengths, dtype=torch.long, device=self.device)
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """[R] the run of each row."""
+        owner = np.repeat(np.arange(self.num), self.lengths)
+        return torch.from_numpy(owner).to(self.device)
+
+    @cached_property
+    def within(self) -> Tensor:
+        """[R] each row's place in its run."""
+        return torch.from_numpy(_ranges([0] * self.num, self.lengths)).to(self.device)
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        return self.owner * self.max_len + self.within
 
     def pad(self, x: Tensor) -> Tensor:
         """[R, ...] -> [num, max_len, ...], zeros behind each run's end."""
@@ -87,13 +104,11 @@ class Work:
     @cached_property
     def positions(self) -> Tensor:
         """[R] absolute positions."""
-        device = self.tokens.device
-        found = torch.tensor(self.starts, device=device)[self.causal.owner] + self.causal.within
-        if self.canvas is None:
-            return found
-        assert self.canvas_start is not None
-        there = torch.tensor(self.canvas_start, device=device)[self.canvas.owner] + self.canvas.within
-        return torch.cat((found, there))
+        starts, lengths = self.starts, self.causal.lengths
+        if self.canvas is not None:
+            assert self.canvas_start is not None
+            starts, lengths = [*starts, *self.canvas_start], [*lengths, *self.canvas.lengths]
+        return torch.from_numpy(_ranges(starts, lengths)).to(self.tokens.device)
 
     @cached_property
     def reads(self) -> tuple[Tensor, Tensor] | None:
@@ -144,3 +159,8 @@ class Work:
         """[C] ln(valid rows) of each canvas; the layer subtracts ln(block_size)."""
         assert self.canvas is not None
         return self.canvas.counts.to(torch.float64).log()
+
+
+def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> NDArray[np.int64]:
+    """start, start + 1, ... for each run, one after another."""
+    return np.concatenate([np.arange(s, s + n, dtype=np.int64) for s, n in zip(starts, lengths, strict=True)])
