@@ -267,5 +267,39 @@ def evaluate(
     )
 
 
+@app.command()
+def bench(
+    n: Annotated[int, typer.Option(min=1, help="Prompts.")] = 50,
+    set_: Annotated[str, typer.Option("--set", help="Where they come from: fillers, patterns or dev.")] = "patterns",
+    threshold: Threshold = 0.9,
+    max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads, of every arm.")] = 1,
+    transformers: Annotated[
+        bool, typer.Option("--transformers/--no-transformers", help="Time the same weights in transformers, too.")
+    ] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a forward goes.")] = False,
+    model: Model = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
+) -> None:
+    """Measure speed: diffuse against ar, ar against transformers, on the same weights and prompts."""
+    from fourleaf.measure.benchmark import main_bench
+
+    main_bench(
+        set_,
+        model=model,
+        count=n,
+        max_tokens=max_tokens,
+        threshold=threshold,
+        num_threads=threads,
+        with_transformers=transformers,
+        with_profile=profile,
+        seed=seed,
+        json_file=json_,
+        out=sys.stdout,
+        progress=sys.stderr,
+    )
+
+
 if __name__ == "__main__":
     app()

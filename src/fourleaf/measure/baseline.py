@@ -47,6 +47,7 @@ class Baseline:
 
     def __init__(self, engine: Engine) -> None:
         try:
+            import transformers
             from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
             from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
             from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCausalLM
@@ -57,6 +58,7 @@ class Baseline:
             ) from error
         # Its advice (missing kernels, unused keys) would land in the middle of a table.
         logging.set_verbosity_error()
+        self.version: str = transformers.__version__
         self.end_id, self.mask_id = engine.end_id, engine.mask_id
         moe = engine.model.config.num_experts > 0
         keys = json.loads(json.dumps(engine.model.config.to_dict()))  # lists, not tuples: the library is strict

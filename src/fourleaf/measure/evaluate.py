@@ -118,6 +118,12 @@ def check_set(name: str) -> None:
         raise ConfigError(f"there is no set {name!r}; choose {', '.join(SETS)} or {ALL}")
 
 
+def check_writable(file: Path | None) -> None:
+    """Raises ConfigError where there is no folder to write `file` to: better before a long run than behind it."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {file.parent} to write {file.name} to")
+
+
 def examples_of(name: str, limit: int | None = None) -> list[Example]:
     """The first `limit` examples of a set, or all. Raises ConfigError for an unknown set."""
     check_set(name)
@@ -237,9 +243,8 @@ def main_eval(
     names = SETS if sets == ALL else (sets,)
     for name in names:
         check_set(name)
-    for file in (json_file, failures_file):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ConfigError(f"there is no folder {file.parent} to write {file.name} to")
+    check_writable(json_file)
+    check_writable(failures_file)
     path = model or bundled_path()
     engine = Engine.load(path, num_threads=num_threads)
     about = circumstances(engine, path)
