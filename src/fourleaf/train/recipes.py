@@ -33,13 +33,14 @@ _TOKENIZER_SEED = 1_000_003
 CABIN_STAGES = (
     Stage(
         objective="ar",
-        share=0.45,
-        curriculum=((0.0, 1), (0.2, 2), (0.35, 4), (0.5, 8)),
-        peak=3e-3,
-        decay_from=0.7,
-        floor=0.4,
+        share=0.4,
+        curriculum=((0.0, 1), (0.25, 2), (0.4, 4), (0.55, 8)),
+        rows=768,
+        peak=2e-3,
+        decay_from=0.8,
+        floor=0.6,
     ),
-    Stage(objective="joint", share=0.55, rows=2048, peak=2e-3, decay_from=0.3),
+    Stage(objective="joint", share=0.6, rows=1536, peak=1.5e-3, decay_from=0.4),
 )
 
 
@@ -49,7 +50,8 @@ def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
         model_type="clover",
         vocab_size=vocab_size,
         hidden_size=160,
-        num_hidden_layers=8,
+        num_hidden_layers=6,
+        full_attention_interval=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=40,
@@ -60,8 +62,6 @@ def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
         linear_key_head_dim=32,
         linear_value_head_dim=40,
         intermediate_size=416,
-        initializer_range=0.06,
-        tie_word_embeddings=True,
         max_position_embeddings=4096,
         eos_token_id=0,
     )

@@ -27,6 +27,7 @@ from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Batch, Document, Source, batches, collate, num_rows, pool
 from fourleaf.train.optim import Optimizer
+from fourleaf.train.start import start_weights
 
 CHECKPOINT, LOG = "checkpoint.safetensors", "log.jsonl"
 Evaluate = Callable[[Transformer, str, int], dict[str, float]]
@@ -73,6 +74,7 @@ class Trainer:
         self.evaluate, self.report = evaluate, report
         torch.manual_seed(config.seed)
         self.model = Transformer(trunk)
+        start_weights(self.model)
         self.optimizer = Optimizer(self.model, config.weight_decay)
         self.at = Progress()
         self._documents: list[list[Document]] = []
