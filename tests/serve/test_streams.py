@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from fourleaf.serve import app as app_module
+from fourleaf.serve.worker import Job
 
 SAID = [{"role": "user", "content": "hi"}]
 LONG = "One two three. " * 30
@@ -18,6 +19,20 @@ LONG = "One two three. " * 30
 def http() -> Iterator[httpx2.Client]:
     with httpx2.Client(timeout=30) as client:
         yield client
+
+
+@pytest.fixture
+def cancelled(monkeypatch) -> threading.Event:
+    """Set once the server has cancelled a job: when it has seen that a client is gone, and at the end of any other."""
+    seen = threading.Event()
+    cancel = Job.cancel
+
+    def noted(job: Job) -> None:
+        cancel(job)
+        seen.set()
+
+    monkeypatch.setattr(Job, "cancel", noted)
+    return seen
 
 
 def ask(http: httpx2.Client, url: str, **fields):
@@ -30,6 +45,7 @@ def stream(http: httpx2.Client, url: str, **fields):
 
 
 def data_lines(response) -> Iterator[str]:
+    """Keep it in a variable: the client closes the connection once it is collected."""
     return (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
 
 
@@ -96,26 +112,27 @@ def test_a_fault_in_a_stream_is_a_line_of_its_own(http, serve, scripted):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_client_that_leaves_ends_its_request_within_a_pass(http, serve, scripted, streamed):
+def test_a_client_that_leaves_ends_its_request_within_a_pass(http, serve, scripted, cancelled, streamed):
     engine = scripted(LONG, "Next.")
     engine.gate = threading.Semaphore(3)
     url = serve(engine)
     if streamed:
         with stream(http, url) as response:
-            next(data_lines(response))
+            lines = data_lines(response)
+            next(lines)
             until(lambda: engine.passes == 3)
     else:
         with httpx2.Client(timeout=0.5) as impatient, pytest.raises(httpx2.ReadTimeout):
             ask(impatient, url)
         until(lambda: engine.passes == 3)
-    time.sleep(0.3)  # for the server to see that the connection is closed
+    assert cancelled.wait(20)
     engine.gate.release(100)
     assert ask(http, url).json()["choices"][0]["message"]["content"] == "Next."
     assert engine.finished == 1, "the first answer was given up"
     assert engine.passes <= 3 + 1 + 2, "one more pass of the first answer at most, and two of the second"
 
 
-def test_a_client_that_leaves_the_line_is_never_begun(http, serve, scripted):
+def test_a_client_that_leaves_the_line_is_never_begun(http, serve, scripted, cancelled):
     engine = scripted("First.", "Third.")
     engine.gate = threading.Semaphore(0)
     url = serve(engine)
@@ -124,7 +141,7 @@ def test_a_client_that_leaves_the_line_is_never_begun(http, serve, scripted):
         next(lines)
         with httpx2.Client(timeout=0.3) as impatient, pytest.raises(httpx2.ReadTimeout):
             ask(impatient, url, max_tokens=3)
-        time.sleep(0.3)
+        assert cancelled.wait(20)
         engine.gate.release(100)
         assert list(lines)[-1] == "[DONE]"
     assert ask(http, url).json()["choices"][0]["message"]["content"] == "Third."
@@ -136,7 +153,8 @@ def test_requests_beyond_the_line_are_told_to_come_back(http, serve, scripted):
     engine.gate = threading.Semaphore(0)
     url = serve(engine, max_waiting=1)
     with stream(http, url) as first, httpx2.Client(timeout=30) as other:
-        next(data_lines(first))
+        held = data_lines(first)
+        next(held)
         until(lambda: len(engine.prompts) == 1)
         with stream(other, url) as second:
             waiting = data_lines(second)
@@ -175,6 +193,7 @@ def test_a_server_that_goes_down_gives_up_what_runs(http, scripted, serve):
     engine = scripted(LONG)
     engine.gate = threading.Semaphore(2)
     with stream(http, serve(engine)) as response:
-        next(data_lines(response))
+        lines = data_lines(response)
+        next(lines)
     # The fixture's end asserts that the server's thread comes to its end.
     engine.gate.release(100)
