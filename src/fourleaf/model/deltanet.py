@@ -59,13 +59,14 @@ class DeltaNet(nn.Module):
     def reset_block_softmax(self) -> None:
         """The documented start of the block softmax.
 
-        Scale key_dim^1/2: a spread of logits that softmax attention over unit vectors needs. Bias ln(block_size):
-        at a random start the history slot and the block share the row half and half. Slope 1: and keep doing so
-        when the canvas is shorter, since the block's part of the sum grows with its rows.
+        Scale 1: cosines lie within -1..1, so no row of the block outweighs another by more than e^2, and masked rows,
+        which all look alike at first, cannot crowd out the history. Bias ln(block_size): the history slot then holds
+        about half of each row's share, so a canvas reads what the AR trunk would have read. Slope 1: and keeps doing
+        so when the canvas is shorter, since the block's part of the sum grows with its rows.
         """
         config = self.config
         assert config.block_size is not None
-        self.bd_softmax_logit_scale.fill_(config.linear_key_head_dim**0.5)
+        self.bd_softmax_logit_scale.fill_(1.0)
         self.bd_softmax_history_bias.fill_(math.log(config.block_size))
         self.bd_softmax_history_c.fill_(1.0)
 
