@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,27 @@ from fourleaf.model.transformer import Transformer
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Writes one safetensors file by way of a temporary one beside it."""
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A new file beside `path` to write; it takes the place of `path` once it is whole and on disk, or is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, metadata or {"format": "pt"})
-    os.replace(temporary, path)
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask says; safetensors alone would bar all other users
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Writes one safetensors file; `path` holds the old one or the new one at any moment."""
+    with _replacing(path) as file:
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file, metadata or {"format": "pt"})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -39,11 +56,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON by way of a temporary file beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """Writes JSON; `path` holds the old text or the new one at any moment."""
+    with _replacing(path) as file:
+        file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def save_model(model: Transformer, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -56,23 +71,32 @@ def save_model(model: Transformer, folder: Path, dtype: torch.dtype | None = Non
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
     """Reads a checkpoint folder into a model in `dtype`.
 
-    Raises CheckpointError naming a tensor that is missing, unknown or of another shape, with both shapes.
+    Raises CheckpointError naming a tensor that is missing, unknown or of another shape, with both shapes, and
+    ConfigError where config.json is missing or out of limits.
     """
     config = ModelConfig.from_file(folder / CONFIG)
     tensors, _ = read_tensors(folder / WEIGHTS)
     model = Transformer(config)
-    expected = dict(model.named_tensors())
-    for name, parameter in expected.items():
-        if name not in tensors:
-            raise CheckpointError(f"{folder / WEIGHTS} lacks {name}, expected with shape {tuple(parameter.shape)}")
-        if tensors[name].shape != parameter.shape:
-            found = tuple(tensors[name].shape)
-            raise CheckpointError(f"{name} has shape {found}, expected {tuple(parameter.shape)}, in {folder / WEIGHTS}")
-    if extra := sorted(set(tensors) - set(expected)):
-        raise CheckpointError(f"{folder / WEIGHTS} holds {extra[0]} ({len(extra)} in all), unknown to its config.json")
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(tensors[name])
+    fill_model(model, tensors, folder / WEIGHTS)
     model.to(dtype)
     model.refresh()
     return model.eval()
+
+
+@torch.no_grad()
+def fill_model(model: Transformer, tensors: Mapping[str, Tensor], origin: Path) -> None:
+    """Copies `tensors` into the model's parameters, all or none.
+
+    Raises CheckpointError, which names `origin` and the tensor, unless names and shapes are the model's own.
+    """
+    expected = dict(model.named_tensors())
+    for name, parameter in expected.items():
+        if name not in tensors:
+            raise CheckpointError(f"{origin} lacks {name}, expected with shape {tuple(parameter.shape)}")
+        if tensors[name].shape != parameter.shape:
+            found = tuple(tensors[name].shape)
+            raise CheckpointError(f"{name} has shape {found}, expected {tuple(parameter.shape)}, in {origin}")
+    if extra := sorted(set(tensors) - set(expected)):
+        raise CheckpointError(f"{origin} holds {extra[0]} ({len(extra)} in all), unknown to its configuration")
+    for name, parameter in expected.items():
+        parameter.copy_(tensors[name])
