@@ -199,22 +199,27 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder of the run; the trained model comes to its `model` folder.")] = Path(
         "runs/cabin"
     ),
-    minutes: Annotated[float | None, typer.Option(min=0, help="Budget: time at the machine. 30 by default.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Budget: minutes of steps, over all resumes. A new run has 30 by default.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Budget: optimiser steps, in place of minutes.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed and steps, same weights.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with a run that the folder holds, or refuse to.")
+    ] = True,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile for a minute first; steps are faster then.")
+    ] = True,
     threads: Threads = None,
 ) -> None:
-    """Train a model by its recipe.
+    """Train a model by its recipe, from nothing: AR first, then block diffusion.
 
-    From nothing: AR first, then block diffusion.
+    Ctrl-C saves; the same command goes on from there.
     """
     from fourleaf.train.heldout import evaluator
     from fourleaf.train.meter import Meter
     from fourleaf.train.recipes import CABIN_STAGES, train_cabin
 
-    if minutes is None and steps is None:
-        minutes = 30.0
     meter = Meter(tuple(stage.share for stage in CABIN_STAGES), sys.stderr)
     try:
         made = train_cabin(
@@ -223,10 +228,15 @@ def train(
             steps=steps,
             seed=seed,
             resume=resume,
+            compiled=compiled,
             num_threads=threads,
             evaluate=evaluator,
             report=meter,
         )
+    except KeyboardInterrupt:
+        meter.close()
+        print(f"stopped; the run so far is in {out}, and the same command goes on from there", file=sys.stderr)
+        raise
     finally:
         meter.close()
     print(made)

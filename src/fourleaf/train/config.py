@@ -13,8 +13,9 @@ class Stage:
     """One objective for a share of the run's budget.
 
     objective: "ar" (next token over clean rows) or "joint" (masked blocks plus next token). share: of the budget.
-    curriculum: (progress of the stage from which it holds, most calls in an answer), rising.
-    rows: flat rows of a batch at most. peak: learning rate after warm-up; it falls linearly to `floor` times that from `decay_from` (progress) on.
+    curriculum: (progress of the stage from which it holds, most calls in an answer), rising from progress 0.
+    rows: flat rows of a batch at most. peak: learning rate after `warmup_steps`; from `decay_from` (progress) on it
+    falls linearly to `floor` times that.
     """
 
     objective: str
@@ -31,8 +32,14 @@ class Stage:
             raise ConfigError(f"objective is {self.objective!r}; it must be 'ar' or 'joint'")
         if not 0 < self.share <= 1:
             raise ConfigError(f"share is {self.share}; it must be in (0, 1]")
+        begins = [begin for begin, _ in self.curriculum]
+        if not begins or begins[0] != 0 or begins != sorted(begins):
+            raise ConfigError(f"curriculum begins at {begins}; it must rise from 0")
+        if not 0 <= self.decay_from <= 1:
+            raise ConfigError(f"decay_from is {self.decay_from}; it must be in 0..1")
 
     def max_calls(self, progress: float) -> int:
+        """Most calls in an answer at this progress of the stage."""
         return [calls for begin, calls in self.curriculum if progress >= begin][-1]
 
     def rate(self, step: int, progress: float) -> float:
@@ -46,7 +53,7 @@ class Stage:
 class TrainConfig:
     """A run: its stages, batch, objective and budget.
 
-    Exactly one of `minutes` (time at the machine, summed over resumes) and `steps` is the budget. A run by steps is
+    Exactly one of `minutes` (time spent on steps, summed over resumes) and `steps` is the budget. A run by steps is
     bit-exact under resume on one device; a run by minutes reads a clock, so its schedule follows the machine's speed.
     """
 
@@ -70,6 +77,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.steps is None):
             raise ConfigError("give either minutes or steps as the run's budget")
+        budget = self.minutes if self.steps is None else self.steps
+        if budget is not None and budget <= 0:
+            raise ConfigError(f"the run's budget is {budget}; it must be above 0")
         total = sum(stage.share for stage in self.stages)
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the stages' shares sum to {total}; they must sum to 1")
+
+    def stage_steps(self, stage: int) -> int:
+        """Steps of a stage where the budget is in steps: its share, rounded so that the stages' steps sum up."""
+        assert self.steps is not None
+        begin, end = (sum(s.share for s in self.stages[:count]) for count in (stage, stage + 1))
+        return max(1, round(self.steps * end) - round(self.steps * begin))

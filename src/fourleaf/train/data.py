@@ -61,7 +61,9 @@ def pool(source: Source, seed: int, index: int, size: int, max_calls: int) -> li
     return [next(stream) for _ in range(size)]
 
 
-def batches(documents: Sequence[Document], rows_per_batch: int, rng: np.random.Generator, rows: Callable[[Document], int]) -> list[list[Document]]:
+def batches(
+    documents: Sequence[Document], rows_per_batch: int, rng: np.random.Generator, rows: Callable[[Document], int]
+) -> list[list[Document]]:
     """Groups documents of like length into batches of at most `rows_per_batch` rows each, in random order."""
     order = sorted(range(len(documents)), key=lambda i: (len(documents[i].ids), i))
     groups: list[list[Document]] = [[]]

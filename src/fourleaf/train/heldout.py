@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from random import Random
+from typing import Any
 
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
@@ -34,18 +35,21 @@ def examples(num: int) -> tuple[Example, ...]:
 
 
 def evaluator(tokenizer: Tokenizer, chat: ChatTemplate) -> Evaluate:
-    """A function (model, objective, number of examples) -> share of exact answers by mode, and TPF."""
+    """A function (model, objective, number of examples) -> share of exact answers by mode, TPF, and one sample."""
 
-    def evaluate(model: Transformer, objective: str, num: int) -> dict[str, float]:
+    def evaluate(model: Transformer, objective: str, num: int) -> dict[str, Any]:
         engine = Engine("training", model, tokenizer, chat)
         asked = examples(num)
         prompts = [chat.render(messages(example)) for example in asked]
-        found: dict[str, float] = {}
+        found: dict[str, Any] = {}
         for mode in ("ar", "diffuse") if objective == "joint" else ("ar",):
             params = GenerateParams(mode=mode, max_tokens=_MAX_TOKENS)  # type: ignore[arg-type]
             answers = engine.generate_many(prompts, params)
-            right = [same_answer(e, tokenizer.decode(ids)) for e, (ids, _) in zip(asked, answers, strict=True)]
+            texts = [tokenizer.decode(ids) for ids, _ in answers]
+            right = [same_answer(example, text) for example, text in zip(asked, texts, strict=True)]
             found[mode] = sum(right) / num
+            shown = right.index(False) if False in right else 0  # an error says more than one more success
+            found["sample"] = {"utterance": asked[shown].utterance, "answer": texts[shown], "exact": right[shown]}
             usages = [last.usage for _, last in answers if last.usage is not None]
             if mode == "diffuse":
                 forwards = sum(u.forwards for u in usages)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
+
+from fourleaf.errors import CheckpointError
 
 
 class Optimizer:
@@ -32,9 +36,17 @@ class Optimizer:
         states = self._inner.state.items()
         return {f"{self._names[p]}:{key}": value for p, state in states for key, value in state.items()}
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `tensors`; parameters without an entry start anew."""
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`; parameters without an entry start anew.
+
+        Raises CheckpointError for an average of a parameter that the model lacks, or of another shape.
+        """
         parameters = {name: p for p, name in self._names.items()}
         for full, value in tensors.items():
-            name, key = full.rsplit(":", 1)
+            name, _, key = full.rpartition(":")
+            if name not in parameters:
+                raise CheckpointError(f"there is an average {key!r} of {name!r}, which the model lacks")
+            expected = parameters[name].shape
+            if key != "step" and value.shape != expected:
+                raise CheckpointError(f"{full} has shape {tuple(value.shape)}, expected {tuple(expected)}")
             self._inner.state[parameters[name]][key] = value.clone()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fourleaf.checkpoint.files import save_model, write_json
-from fourleaf.errors import ConfigError
+from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.kernels.fuse import use_compiled
 from fourleaf.model.config import ModelConfig
 from fourleaf.tasks.cabin.generator import stream
@@ -23,10 +23,12 @@ from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Document, Source
+from fourleaf.train.folder import Line, RunFolder
 from fourleaf.train.trainer import Evaluate, Ids, Trainer
 
 BLOCK_SIZE = 32
 VOCAB_SIZE = 1024
+DEFAULT_MINUTES = 30.0
 _TOKENIZER_EXAMPLES = 20_000
 _TOKENIZER_SEED = 1_000_003
 
@@ -45,7 +47,7 @@ CABIN_STAGES = (
 
 
 def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
-    """The AR trunk of the bundled model: dense, 8 layers, 3 GDN to 1 attention (decision 002)."""
+    """The AR trunk of the bundled model: dense, 6 layers, every second one attention (decision 002)."""
     return ModelConfig(
         model_type="clover",
         vocab_size=vocab_size,
@@ -76,7 +78,7 @@ def cabin_tokenizer() -> Tokenizer:
 def document(example: Example, tokenizer: Tokenizer, chat: ChatTemplate) -> Document:
     """An example as ids."""
     prompt = chat.render(messages(example))
-    answer = tokenizer.encode_markup(answer_text(example)) + [tokenizer.end_id]
+    answer = [*tokenizer.encode_markup(answer_text(example)), tokenizer.end_id]
     return Document(np.array(prompt + answer, dtype=np.int64), len(prompt))
 
 
@@ -105,30 +107,27 @@ def train_cabin(
     compiled: bool = True,
     num_threads: int | None = None,
     evaluate: Callable[[Tokenizer, ChatTemplate], Evaluate] | None = None,
-    report: Callable[[dict[str, float | int | str]], None] | None = None,
+    report: Callable[[Line], None] | None = None,
     overrides: dict[str, object] | None = None,
 ) -> Path:
     """Trains the bundled model from nothing, or goes on where the run in `out` stands, and writes `out`/model.
 
-    Raises ConfigError where `out` holds a run and `resume` is off.
+    Without `minutes` and `steps` a run keeps the budget that it was started with, and a new one has 30 minutes.
+    `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that `resume` or the settings
+    forbid to go on with, CheckpointError where it is broken.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    out.mkdir(parents=True, exist_ok=True)
-    if not resume and (out / "checkpoint.safetensors").exists():
-        raise ConfigError(f"{out} holds a run; resume it or choose another folder")
-    tokenizer_path = out / "tokenizer.json"
-    if not tokenizer_path.exists():
-        cabin_tokenizer().save(tokenizer_path)
-    tokenizer = Tokenizer.from_file(tokenizer_path)
+    folder = RunFolder(out)
+    if not resume and folder.checkpoint.exists():
+        raise ConfigError(f"{out} holds a run; go on with it or choose another folder")
+    if minutes is None and steps is None:
+        minutes, steps = _own_budget(folder)
+    config = TrainConfig(stages=CABIN_STAGES, minutes=minutes, steps=steps, seed=seed)
+    config = dataclasses.replace(config, **(overrides or {}))  # type: ignore[arg-type]
+    tokenizer = _own_tokenizer(folder, report)
     template = template_path().read_text(encoding="utf-8")
     chat = ChatTemplate(template, tokenizer)
-    config = TrainConfig(
-        stages=CABIN_STAGES, minutes=minutes, steps=steps, seed=seed
-    )
-    if overrides:
-        config = dataclasses.replace(config, **overrides)  # type: ignore[arg-type]
-    use_compiled(compiled)
     trainer = Trainer(
         config,
         cabin_trunk(tokenizer.vocab_size),
@@ -139,9 +138,37 @@ def train_cabin(
         report,
     )
     trainer.resume()
-    model = trainer.run()
+    use_compiled(compiled)
+    try:
+        model = trainer.run()
+    finally:
+        use_compiled(False)
     save_model(model, out / "model", torch.bfloat16)
     tokenizer.save(out / "model" / "tokenizer.json")
     (out / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
     write_json(out / "model" / "tools.json", TOOLS)  # they are in the weights; servers read here which they are
     return out / "model"
+
+
+def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
+    """(minutes, steps) of the run in the folder, or the default."""
+    snapshot = folder.load()
+    settings = {} if snapshot is None else snapshot.settings
+    if not settings:
+        return DEFAULT_MINUTES, None
+    return settings["minutes"], settings["steps"]
+
+
+def _own_tokenizer(folder: RunFolder, report: Callable[[Line], None] | None) -> Tokenizer:
+    """The run's tokenizer; a new run trains it first. Raises CheckpointError where a run has lost it."""
+    path = folder.path / "tokenizer.json"
+    if not path.exists():
+        if folder.checkpoint.exists():
+            raise CheckpointError(f"there is no {path}, whose ids the run's weights know; put it back or start anew")
+        if report is not None:
+            report({"note": f"training a tokenizer on {_TOKENIZER_EXAMPLES:,} examples"})
+        folder.path.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        cabin_tokenizer().save(temporary)
+        temporary.replace(path)
+    return Tokenizer.from_file(path)

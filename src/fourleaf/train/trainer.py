@@ -1,51 +1,42 @@
 """The training loop: stages, steps, log, checkpoints, exact resume.
 
-Read `Trainer.run`, then `_step`. A checkpoint is one safetensors file: weights, the optimiser's averages, and in its
-metadata where the run stands (stage, step, pool, batch). Nothing else decides what comes next: data and noise are
-functions of the seed and those numbers.
+Read `Trainer.run`, then `_step`. Nothing but the seed and `Progress` decides what comes next, so a run that stops and
+goes on takes the steps that it would have taken.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fourleaf.checkpoint.convert import convert
-from fourleaf.checkpoint.files import read_tensors, write_tensors
+from fourleaf.checkpoint.files import fill_model
 from fourleaf.diffusion.objective import cross_entropy_sum, masked_cross_entropy_sum
-from fourleaf.errors import CheckpointError
+from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.moe import balance_loss
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Batch, Document, Source, batches, collate, num_rows, pool
+from fourleaf.train.folder import Line, Progress, RunFolder, Snapshot
+from fourleaf.train.interrupts import Interrupts
 from fourleaf.train.optim import Optimizer
 from fourleaf.train.start import start_weights
 
-CHECKPOINT, LOG = "checkpoint.safetensors", "log.jsonl"
-Evaluate = Callable[[Transformer, str, int], dict[str, float]]
+Evaluate = Callable[[Transformer, str, int], dict[str, Any]]
 
-
-@dataclass
-class Progress:
-    """Where a run stands. seconds: time spent training, summed over resumes, evaluation and saving left out."""
-
-    stage: int = 0
-    step: int = 0
-    stage_step: int = 0
-    pool: int = 0
-    batch: int = 0
-    pool_calls: int = 0
-    tokens: int = 0
-    examples: int = 0
-    seconds: float = 0.0
+# Settings that give a pool's number its meaning: other values would be another run.
+_IDENTITY = ("seed", "pool_size")
+# Settings that change how long and how loudly, not what.
+_BUDGET = ("minutes", "steps", "log_every", "save_every_s", "eval_every_s", "eval_examples")
 
 
 @dataclass(frozen=True)
@@ -68,9 +59,10 @@ class Trainer:
         ids: Ids,
         out: Path,
         evaluate: Evaluate | None = None,
-        report: Callable[[dict[str, float | int | str]], None] | None = None,
+        report: Callable[[Line], None] | None = None,
     ) -> None:
-        self.config, self.source, self.ids, self.out = config, source, ids, out
+        self.config, self.trunk, self.source, self.ids = config, trunk, source, ids
+        self.folder = RunFolder(out)
         self.evaluate, self.report = evaluate, report
         torch.manual_seed(config.seed)
         self.model = Transformer(trunk)
@@ -78,28 +70,49 @@ class Trainer:
         self.optimizer = Optimizer(self.model, config.weight_decay)
         self.at = Progress()
         self._documents: list[list[Document]] = []
+        self._window: dict[str, float] = {}  # sums since the last line of the log
+        self._interrupts = Interrupts()
         self._last_save = self._last_eval = time.monotonic()
 
     def run(self) -> Transformer:
-        """Trains to the end of the budget from wherever the run stands, and saves."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        window: dict[str, float] = {}
-        while self.at.stage < len(self.config.stages):
-            stage = self.config.stages[self.at.stage]
-            self._enter(stage)
-            while (progress := self._stage_progress()) < 1.0:
-                begin = time.monotonic()
-                for name, value in self._step(stage, progress).items():
-                    window[name] = window.get(name, 0.0) + value
-                self.at.seconds += time.monotonic() - begin
-                if self.at.step % self.config.log_every == 0:
-                    self._log(stage, progress, window)
-                    window = {}
-                self._pause(stage)
-            self.at.stage, self.at.stage_step = self.at.stage + 1, 0
-            self._evaluate(stage)
-            self.save()
+        """Trains to the end of the budget from wherever the run stands, and saves.
+
+        Ctrl-C and SIGTERM end it with KeyboardInterrupt once the step under way is done and saved.
+        """
+        self._last_save = self._last_eval = time.monotonic()
+        with self._interrupts:
+            try:
+                while self.at.stage < len(self.config.stages):
+                    self._run_stage(self.config.stages[self.at.stage])
+            except KeyboardInterrupt:
+                if not self._interrupts.torn:
+                    self.save()
+                raise
         return self.model.eval()
+
+    def _run_stage(self, stage: Stage) -> None:
+        with self._interrupts.hold():
+            self._enter(stage)
+        progress = self._stage_progress()
+        while progress < 1.0:
+            with self._interrupts.hold():
+                begin = time.monotonic()
+                sums = self._step(stage, progress)
+                sums["elapsed"] = time.monotonic() - begin
+                self.at.seconds += sums["elapsed"]
+                for name, value in sums.items():
+                    self._window[name] = self._window.get(name, 0.0) + value
+            if self.at.step % self.config.log_every == 0:
+                self._log(stage, progress)
+            progress = self._stage_progress()
+            if progress < 1.0:
+                self._pause(stage)
+        if self._window:
+            self._log(stage, 1.0)
+        with self._interrupts.hold():
+            self._leave()
+        self.save()
+        self._evaluate(stage)
 
     def _enter(self, stage: Stage) -> None:
         if stage.objective == "joint" and not self.model.config.is_block_diffusion:
@@ -108,48 +121,66 @@ class Trainer:
             self.optimizer = Optimizer(self.model, self.config.weight_decay)
             self.optimizer.load_tensors(averages)
 
+    def _leave(self) -> None:
+        """Ends the stage and its pool: the next objective cuts documents into other batches."""
+        self.at.stage, self.at.stage_step = self.at.stage + 1, 0
+        self.at.pool += bool(self._documents)
+        self.at.batch = self.at.pool_calls = 0
+        self._documents = []
+
     def _stage_progress(self) -> float:
-        """0..1 through the current stage, by steps or by the clock."""
+        """From 0 to 1 through the current stage, by steps or by the clock."""
+        if self.config.steps is not None:
+            return self.at.stage_step / self.config.stage_steps(self.at.stage)
+        assert self.config.minutes is not None
         before = sum(s.share for s in self.config.stages[: self.at.stage])
         share = self.config.stages[self.at.stage].share
-        if self.config.steps is not None:
-            return self.at.stage_step / max(1, round(self.config.steps * share))
-        assert self.config.minutes is not None
-        return (self.at.seconds / (60 * self.config.minutes) - before) / share
+        # Below 0 where the budget grew after the stage was entered.
+        return max(0.0, (self.at.seconds / (60 * self.config.minutes) - before) / share)
 
     def _step(self, stage: Stage, progress: float) -> dict[str, float]:
-        """One optimiser step on one batch. -> sums for the log."""
+        """One optimiser step on one batch. -> what the log sums up."""
         batch = self._next_batch(stage, progress)
         self.model.train()
-        losses = self.losses(batch, stage)
-        total = sum(losses.values(), torch.zeros(()))
-        total.backward()
+        terms = self.losses(batch)
+        self.objective(terms, stage).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        values = {name: term.item() for name, term in terms.items()}
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient is not finite at step {self.at.step}: {losses}")
+            raise FloatingPointError(f"the gradient is not finite after {self.at.step} steps; losses: {values}")
         self.optimizer.set_rate(stage.peak * stage.rate(self.at.stage_step, progress))
         self.optimizer.step()
         self.at.step += 1
         self.at.stage_step += 1
         self.at.tokens += batch.num_tokens
         self.at.examples += batch.work.causal.num
-        return {**{k: v.item() for k, v in losses.items()}, "norm": norm.item(), "tokens": batch.num_tokens, "n": 1}
+        return {**values, "norm": norm.item(), "tokens": batch.num_tokens, "n": 1}
 
-    def losses(self, batch: Batch, stage: Stage) -> dict[str, Tensor]:
-        """The weighted terms of the objective (design, section 6). One process and one micro-batch: its counts are
-        the global ones."""
+    def losses(self, batch: Batch, *, num_next: int | None = None, num_masked: int | None = None) -> dict[str, Tensor]:
+        """The terms of the objective (design, section 6), unweighted: sums over the batch's rows, divided by counts.
+
+        num_next, num_masked: targets in all micro-batches and ranks; by default this batch is all there is.
+        """
         hidden, routers = self.model(batch.work)
         logits = self.model.head(hidden[batch.next_rows])
-        following = cross_entropy_sum(logits, batch.next_target, batch.next_weight) / batch.num_next
-        terms = {"next": following if stage.objective == "ar" else self.config.next_weight * following}
+        following = cross_entropy_sum(logits, batch.next_target, batch.next_weight)
+        terms = {"next": following / (batch.num_next if num_next is None else num_next)}
         if batch.num_masked:
             logits = self.model.head(hidden[batch.masked_rows])
             masked = masked_cross_entropy_sum(logits, batch.masked_target, batch.masked_weight, self.ids.mask)
-            terms["masked"] = masked / batch.num_masked
+            terms["masked"] = masked / (batch.num_masked if num_masked is None else num_masked)
         if routers:
-            top_k = self.model.config.num_experts_per_tok
-            terms["balance"] = self.config.balance_weight * balance_loss(routers, top_k)
+            terms["balance"] = balance_loss(routers, self.model.config.num_experts_per_tok)
         return terms
+
+    def objective(self, terms: dict[str, Tensor], stage: Stage) -> Tensor:
+        """What a step descends: the weighted sum of `losses`."""
+        weights = {
+            "next": 1.0 if stage.objective == "ar" else self.config.next_weight,
+            "masked": 1.0,
+            "balance": self.config.balance_weight,
+        }
+        return sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
 
     def _next_batch(self, stage: Stage, progress: float) -> Batch:
         if self.at.batch >= len(self._documents):
@@ -179,30 +210,31 @@ class Trainer:
         rng = np.random.default_rng([config.seed, 0, at.pool])
         return batches(documents, stage.rows, rng, lambda d: num_rows(d, stage.objective, self.ids.block_size))
 
-    def _log(self, stage: Stage, progress: float, window: dict[str, float]) -> None:
-        count = window.pop("n")
-        tokens = window.pop("tokens")
-        means = {k: round(v / count, 5) for k, v in window.items()}
-        elapsed = self.at.seconds - getattr(self, "_logged_at", 0.0)
-        self._logged_at = self.at.seconds
-        line = {"stage": self.at.stage, "objective": stage.objective, "progress": round(progress, 4), **asdict(self.at)}
-        self._write({**line, **means, "max_calls": self.at.pool_calls, "tokens_per_s": round(tokens / max(elapsed, 1e-9), 1)})
+    def _log(self, stage: Stage, progress: float) -> None:
+        window, self._window = self._window, {}
+        count, tokens, elapsed = (window.pop(name) for name in ("n", "tokens", "elapsed"))
+        self._write(
+            {
+                "objective": stage.objective,
+                **asdict(self.at),
+                "progress": round(progress, 4),
+                "max_calls": self.at.pool_calls,
+                **{name: round(total / count, 5) for name, total in window.items()},
+                "tokens_per_s": round(tokens / max(elapsed, 1e-9), 1),
+            }
+        )
 
-    def _write(self, line: dict[str, float | int | str]) -> None:
-        with (self.out / LOG).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
+    def _write(self, line: Line) -> None:
+        self.folder.write(line)
         if self.report is not None:
             self.report(line)
 
     def _pause(self, stage: Stage) -> None:
         """Saves and evaluates when it is time."""
-        now = time.monotonic()
-        if now - self._last_save >= self.config.save_every_s:
+        if time.monotonic() - self._last_save >= self.config.save_every_s:
             self.save()
-            self._last_save = now
-        if now - self._last_eval >= self.config.eval_every_s:
+        if time.monotonic() - self._last_eval >= self.config.eval_every_s:
             self._evaluate(stage)
-            self._last_eval = time.monotonic()
 
     def _evaluate(self, stage: Stage) -> None:
         if self.evaluate is None:
@@ -211,39 +243,81 @@ class Trainer:
         self.model.refresh()
         found = self.evaluate(self.model, stage.objective, self.config.eval_examples)
         self.model.refresh()
+        self._last_eval = time.monotonic()
         self._write({"evaluation": stage.objective, "step": self.at.step, "tokens": self.at.tokens, **found})
 
     def save(self) -> None:
         """Writes the checkpoint, replacing the last one at once."""
-        weights = {f"model:{name}": t for name, t in self.model.named_tensors()}
-        averages = {f"optim:{name}": t for name, t in self.optimizer.tensors().items()}
-        metadata = {"progress": json.dumps(asdict(self.at)), "config": json.dumps(self.model.config.to_dict())}
-        write_tensors(self.out / CHECKPOINT, weights | averages, metadata)
+        self.folder.save(self.model, self.optimizer, self.at, self._settings(), self._window)
+        self._last_save = time.monotonic()
+
+    def _settings(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self.config)))
 
     def resume(self) -> bool:
-        """Takes up the run in `out`, if there is one. Raises CheckpointError where its model has other shapes."""
-        if not (self.out / CHECKPOINT).is_file():
+        """Takes up the run in the folder, if there is one. A run that was done goes on where the budget has grown.
+
+        Raises CheckpointError where the checkpoint is broken, ConfigError where it is another run's: another seed,
+        pool size or model. Other settings may change along the way; the log says so.
+        """
+        snapshot = self.folder.load()
+        if snapshot is None:
             return False
-        tensors, metadata = read_tensors(self.out / CHECKPOINT)
-        self.model = Transformer(ModelConfig.from_dict(json.loads(metadata["config"])))
+        self._check_identity(snapshot)
+        self.model = Transformer(snapshot.model_config)
+        fill_model(self.model, snapshot.weights, self.folder.checkpoint)
         self.optimizer = Optimizer(self.model, self.config.weight_decay)
-        weights = {name.removeprefix("model:"): t for name, t in tensors.items() if name.startswith("model:")}
         try:
-            with torch.no_grad():
-                for name, parameter in self.model.named_tensors():
-                    parameter.copy_(weights[name])
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{self.out / CHECKPOINT} does not fit its own config: {error}") from error
-        averages = {name.removeprefix("optim:"): t for name, t in tensors.items() if name.startswith("optim:")}
-        self.optimizer.load_tensors(averages)
-        self.at = Progress(**json.loads(metadata["progress"]))
-        self._logged_at = self.at.seconds
+            self.optimizer.load_tensors(snapshot.averages)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.folder.checkpoint}: {error}") from error
+        self.at, self._window = snapshot.progress, dict(snapshot.window)
+        self._check_budget()
+        self._reopen()
+        self.folder.rewind(self.at.step)
         if self.at.stage < len(self.config.stages) and self.at.pool_calls:
             self._documents = self._load_pool()
+        ours, theirs = self._settings(), snapshot.settings
+        changed = {name: [theirs[name], ours[name]] for name in theirs if theirs[name] != ours.get(name)}
+        if any(name not in _BUDGET for name in changed):
+            self._write({"changed": changed, "step": self.at.step})
         return True
 
+    def _check_identity(self, snapshot: Snapshot) -> None:
+        where, settings = self.folder.path, self._settings()
+        for name in _IDENTITY:
+            if name in snapshot.settings and snapshot.settings[name] != settings[name]:
+                was, now = snapshot.settings[name], settings[name]
+                raise ConfigError(
+                    f"the run in {where} has {name} {was}, not {now}; give that, or choose another folder"
+                )
+        there = snapshot.model_config
+        blocks = {"block_size": self.ids.block_size, "mask_token_id": self.ids.mask}
+        here = replace(self.trunk, **blocks) if there.is_block_diffusion else self.trunk
+        theirs, ours = asdict(there), asdict(here)
+        if different := [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]:
+            raise ConfigError(f"the model of the run in {where} has {'; '.join(different)}; choose another folder")
 
-def read_log(out: Path) -> Iterator[dict[str, float | int | str]]:
-    """The lines of a run's log."""
-    for line in (out / LOG).read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
+    def _check_budget(self) -> None:
+        """A budget that is spent already would end stages that have not begun."""
+        steps, minutes = self.config.steps, self.config.minutes
+        if self.at.stage >= len(self.config.stages) - 1:
+            return
+        if steps is not None and self.at.step >= steps:
+            spent = f"taken {self.at.step} steps; a budget of {steps}"
+        elif minutes is not None and self.at.seconds >= 60 * minutes:
+            spent = f"taken {self.at.seconds / 60:.1f} minutes; a budget of {minutes:g}"
+        else:
+            return
+        raise ConfigError(f"the run in {self.folder.path} has {spent} is spent; give a larger one")
+
+    def _reopen(self) -> None:
+        """Back into the last stage where the run was done and the budget has grown since."""
+        last = len(self.config.stages) - 1
+        if self.at.stage <= last:
+            return
+        self.at.stage = last
+        if self.config.steps is not None:
+            self.at.stage_step = self.at.step - sum(self.config.stage_steps(i) for i in range(last))
+        if self._stage_progress() >= 1.0:
+            self.at.stage, self.at.stage_step = last + 1, 0

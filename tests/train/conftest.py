@@ -1,0 +1,63 @@
+"""A toy to train on: repeat the letters of the prompt."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from fourleaf.diffusion.noise import NoiseConfig
+from fourleaf.model.config import ModelConfig
+from fourleaf.train.config import Stage, TrainConfig
+from fourleaf.train.data import Document
+from fourleaf.train.trainer import Ids, Trainer
+
+END, MASK, ASK, ANSWER, LETTERS, VOCAB, BLOCK = 0, 1, 2, 3, 4, 16, 8
+
+
+def copies(seed: int, max_calls: int) -> Iterator[Document]:
+    """Prompts of up to twice `max_calls` letters, answered by the same letters."""
+    rng = np.random.default_rng(seed)
+    while True:
+        letters = rng.integers(LETTERS, VOCAB, rng.integers(1, 2 * max_calls + 1))
+        yield Document(np.array([ASK, *letters, ANSWER, *letters, END]), len(letters) + 2)
+
+
+def tiny_trunk(**options) -> ModelConfig:
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "intermediate_size": 24,
+        "tie_word_embeddings": True,
+    }
+    return ModelConfig(**(settings | options))
+
+
+TINY_STAGES = (
+    Stage(objective="ar", share=0.5, curriculum=((0.0, 1), (0.5, 3)), rows=64, warmup_steps=2),
+    Stage(objective="joint", share=0.5, curriculum=((0.0, 3),), rows=128, warmup_steps=2),
+)
+
+
+@pytest.fixture(scope="session")
+def make_trainer() -> Callable[..., Trainer]:
+    """A trainer of the toy. `options` are fields of TrainConfig; `trunk`, `evaluate` and `report` go to the trainer."""
+
+    def make(out, *, trunk=None, source=copies, evaluate=None, report=None, mask=MASK, **options) -> Trainer:
+        settings = {"stages": TINY_STAGES, "pool_size": 24, "log_every": 1, "noise": NoiseConfig()} | options
+        if "minutes" not in settings:
+            settings.setdefault("steps", 20)
+        ids = Ids(end=END, mask=mask, block_size=BLOCK)
+        return Trainer(TrainConfig(**settings), trunk or tiny_trunk(), source, ids, out, evaluate, report)
+
+    return make
