@@ -41,7 +41,8 @@ def test_confidence_is_untempered_and_the_mask_id_is_never_chosen():
     logits = torch.tensor([[0.0, 9.0, 2.0, 1.0]])
     tokens, sure = choose(logits.clone(), MASK, 0.0, [5], 0, Noise(0))
     expected = torch.softmax(torch.tensor([0.0, 2.0, 1.0]), 0)
-    assert tokens == [2] and sure == pytest.approx([float(expected[1])])
+    assert tokens == [2]
+    assert sure == pytest.approx([float(expected[1])])
     seen = set()
     for seed in range(60):
         tokens, sure = choose(logits.clone(), MASK, 1.5, [5], 0, Noise(seed))
@@ -84,10 +85,13 @@ def test_streams_of_one_position_do_not_overlap_those_of_the_next():
 def test_a_canvas_is_masked_by_its_bitmap_whatever_its_tokens():
     canvas = Canvas.blank(10, 4, MASK)
     canvas.reveal([1], [MASK])
-    assert canvas.masked.tolist() == [True, False, True, True] and canvas.num_settled == 0
+    assert canvas.masked.tolist() == [True, False, True, True]
+    assert canvas.num_settled == 0
     canvas.reveal([0], [9])
-    assert canvas.num_settled == 2 and not canvas.is_done(END)
+    assert canvas.num_settled == 2
+    assert not canvas.is_done(END)
     with pytest.raises(AssertionError):
         canvas.reveal([1], [5])
     canvas.reveal([2], [END])
-    assert canvas.is_done(END) and canvas.end_row(END) == 2
+    assert canvas.is_done(END)
+    assert canvas.end_row(END) == 2

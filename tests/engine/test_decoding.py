@@ -1,5 +1,7 @@
 """Decoding against slow twins that know no cache: every forward starts from nothing."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import ContextLengthError, RequestError
 from fourleaf.model.work import Segments, Work
 
+BOTH = ("ar", "diffuse")
 PROMPTS = [list(range(20, 20 + n)) for n in (1, 3, 8, 17, 33)]
 
 
@@ -39,7 +42,7 @@ def slow_diffuse(engine, prompt, max_tokens, tau):
     while len(said) < max_tokens:
         clean = [*prompt, *said]
         rows = min(8, max_tokens - len(said))
-        block = [None] * rows
+        block: list[int | None] = [None] * rows
         while None in block and engine.end_id not in block:
             shown = [engine.mask_id if t is None else t for t in block]
             work = Work(torch.tensor(clean + shown), Segments([len(clean)]), [0], Segments([rows]), [0], [len(clean)])
@@ -105,7 +108,9 @@ def test_max_tokens_is_exact(random_engine, mode, limit):
 
 
 def test_both_ways_of_ending_occur(random_engine):
-    ends = {tokens_of(random_engine, p, mode=m, max_tokens=60)[1].finish_reason for p in PROMPTS for m in ("ar", "diffuse")}
+    ends = {
+        tokens_of(random_engine, p, mode=m, max_tokens=60)[1].finish_reason for p in PROMPTS for m in ("ar", "diffuse")
+    }
     assert ends == {"stop", "length"}, "the fixture's weights must exercise both"
 
 
@@ -138,7 +143,7 @@ def test_frames_tell_every_pass_and_only_ever_reveal(random_engine):
     params = GenerateParams(threshold=0.3, max_tokens=30)
     deltas = list(random_engine.generate(PROMPTS[2], params, frames.append))
     assert len(frames) == deltas[-1].usage.passes
-    for one, next_ in zip(frames, frames[1:], strict=False):
+    for one, next_ in itertools.pairwise(frames):
         if one.block_index == next_.block_index:
             assert next_.pass_index == one.pass_index + 1
             assert sum(next_.masked) < sum(one.masked)
@@ -159,6 +164,7 @@ def test_a_prompt_that_leaves_no_room_names_both_numbers(random_engine):
     with pytest.raises(ContextLengthError, match="300 tokens; this model's context is 300"):
         random_engine.generate([20] * 300, GenerateParams())
     said, last = tokens_of(random_engine, [20] * 299, mode="ar", max_tokens=50)
-    assert last.usage.completion_tokens == 1 and len(said) <= 1
+    assert last.usage.completion_tokens == 1
+    assert len(said) <= 1
     with pytest.raises(RequestError, match="empty"):
         random_engine.generate([], GenerateParams())
