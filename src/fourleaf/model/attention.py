@@ -5,6 +5,8 @@ Shapes: R flat rows, B sequences, T rows, C canvases, N canvas rows, H heads, G 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,7 +41,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | None) -> Tensor:
         """x: [R, D] -> [R, D]. `cache` takes the causal rows' keys and values; None in training: all starts are 0."""
         rows, split = x.shape[0], work.num_causal
-        q, k, v, gate = self._heads(x, angles) if torch.is_grad_enabled() else self._heads_at_once(x, angles)
+        serves = not torch.is_grad_enabled()
+        q, k, v, gate = self._heads_at_once(x, angles) if serves else self._heads(x, angles)
         outs = []
         if split:
             q_c, k_c, v_c = (work.causal.pad(t[:split]).transpose(1, 2) for t in (q, k, v))
@@ -55,7 +58,8 @@ class Attention(nn.Module):
             out = _attend(q_n, torch.cat((keys, k_n), 2), torch.cat((values, v_n), 2), work.canvas_mask)
             outs.append(work.canvas.unpad(out.transpose(1, 2)))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return self.o_proj(mixed.reshape(rows, -1) * torch.sigmoid(gate.reshape(rows, -1)))
+        mixed = mixed.reshape(rows, -1) * torch.sigmoid(gate.reshape(rows, -1))
+        return F.linear(mixed, *self.joined().out) if serves else self.o_proj(mixed)
 
     def _heads(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[R, D] -> q [R, H, A], k and v [R, G, A], gate [R, H, A]."""
@@ -69,9 +73,7 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(k.view(rows, self.num_groups, dim)), (angles[0], angles[1]))
         return q, k, v.view(rows, self.num_groups, dim), gate
 
-    def _join(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """One weight (and bias) whose columns are q, k, gate, v, so that q and k are normed and turned as one; the
-        gains of both norms, [H+G, A]; their eps."""
+    def _join(self) -> _Joined:
         heads, dim = self.num_heads, self.head_dim
 
         def order(q_gate: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -83,17 +85,29 @@ class Attention(nn.Module):
         if bias is not None:
             bias = order(bias, self.k_proj.bias, self.v_proj.bias)
         gain = torch.cat((self.q_norm.weight.expand(heads, dim), self.k_norm.weight.expand(self.num_groups, dim)))
-        return by_columns(weight), bias, *gain_and_eps(1.0 + gain, self.q_norm.eps)
+        out = self.o_proj.weight, self.o_proj.bias
+        return _Joined(by_columns(weight), bias, *gain_and_eps(1.0 + gain, self.q_norm.eps), out)
 
     def _heads_at_once(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`_heads` in fewer operations, without gradients."""
         rows, heads, groups, dim = x.shape[0], self.num_heads, self.num_groups, self.head_dim
-        weight, bias, gain, eps = self.joined()
-        flat = F.linear(x, weight, bias).view(rows, 2 * (heads + groups), dim)
+        joined = self.joined()
+        flat = F.linear(x, joined.weight, joined.bias).view(rows, 2 * (heads + groups), dim)
         qk, gate, v = flat.split_with_sizes((heads + groups, heads, groups), 1)
-        turned = serving.rotate(serving.rms_norm(qk, gain, eps), (angles[0], angles[1], angles[2]))
+        turned = serving.rotate(serving.rms_norm(qk, joined.gain, joined.eps), (angles[0], angles[1], angles[2]))
         q, k = turned.split_with_sizes((heads, groups), 1)
         return q, k, v, gate
+
+
+class _Joined(NamedTuple):
+    """What serving derives from a layer's parameters: one weight (and bias) whose columns are q, k, gate, v, so that q
+    and k are normed and turned as one; the gains of both norms, [H+G, A]; their eps; the output's weight and bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    gain: Tensor
+    eps: Tensor
+    out: tuple[Tensor, Tensor | None]
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

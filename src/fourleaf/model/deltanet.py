@@ -92,14 +92,19 @@ class DeltaNet(nn.Module):
             out = self._canvas(work.canvas.pad(qkv[split:]), tail, read, a[split:], b[split:], work)
             outs.append(work.canvas.unpad(out))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
-        z = z.view(rows, -1, self.config.linear_value_head_dim)
-        return self.out_proj(self.norm(_as(mixed, x.dtype), z).reshape(rows, -1))
+        mixed, z = _as(mixed, x.dtype), z.view(rows, -1, self.config.linear_value_head_dim)
+        if torch.is_grad_enabled():
+            return self.out_proj(self.norm(mixed, z).reshape(rows, -1))
+        constants = self.constants()
+        return F.linear(serving.gated_rms_norm(mixed, z, *constants.gain).reshape(rows, -1), constants.out)
 
     def _gates(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Raw gates [R, H] each -> (log decay, beta)."""
         wide = torch.promote_types(a.dtype, torch.float32)
-        rate = -self.A_log.to(wide).exp() if torch.is_grad_enabled() else self.constants().rate
-        return rate * F.softplus(_as(a, wide) + self.dt_bias), torch.sigmoid(b)
+        if torch.is_grad_enabled():
+            return -self.A_log.to(wide).exp() * F.softplus(a.to(wide) + self.dt_bias), torch.sigmoid(b)
+        constants = self.constants()
+        return F.softplus(_as(a, wide) + constants.dt_bias).mul_(constants.rate), torch.sigmoid(b)
 
     def _constants(self) -> _Constants:
         config = self.config
@@ -109,7 +114,16 @@ class DeltaNet(nn.Module):
         heads = torch.arange(2 * config.linear_num_key_heads, device=taps.device).repeat_interleave(repeat)
         wide = torch.promote_types(taps.dtype, torch.float32)
         rate = -self.A_log.detach().to(wide).exp()
-        return _Constants(taps.t().contiguous(), both.t().contiguous(), rate, heads, taps.new_tensor(_L2_EPS))
+        return _Constants(
+            taps.t().contiguous(),
+            both.t().contiguous(),
+            self.dt_bias.detach(),
+            rate,
+            heads,
+            taps.new_tensor(_L2_EPS),
+            self.norm.gain(),
+            self.out_proj.weight.detach(),
+        )
 
     def _causal(
         self, extended: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor, work: Work
@@ -150,14 +164,18 @@ class DeltaNet(nn.Module):
 
 
 class _Constants(NamedTuple):
-    """What serving derives from a layer's parameters: taps [W, D], left and right taps [2W-1, D], -exp(A_log) [H],
-    the key head of each value head for q, then for k [2H], the eps of the L2 norm."""
+    """What serving derives from a layer's parameters: taps [W, D], left and right taps [2W-1, D], bias of the time step
+    [H], -exp(A_log) [H], the key head of each value head for q, then for k [2H], the eps of the L2 norm, gain and eps
+    of the norm behind, the output's weight."""
 
     taps: Tensor
     both_taps: Tensor
+    dt_bias: Tensor
     rate: Tensor
     heads: Tensor
     eps: Tensor
+    gain: tuple[Tensor, Tensor]
+    out: Tensor
 
 
 @fusable

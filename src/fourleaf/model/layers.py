@@ -122,10 +122,13 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, width, bias=False)
         self.down_proj = nn.Linear(width, hidden_size, bias=False)
         self.fused = Fused(self.gate_proj, self.up_proj)
+        self.down = Derived(lambda: self.down_proj.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.fused(x)
-        return self.down_proj(_swiglu(gate, up) if torch.is_grad_enabled() else serving.swiglu(gate, up))
+        if torch.is_grad_enabled():
+            return self.down_proj(_swiglu(gate, up))
+        return F.linear(serving.swiglu(gate, up), self.down())
 
 
 class Fused:

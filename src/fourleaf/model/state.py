@@ -27,11 +27,17 @@ class KeyValues:
     def extend(self, keys: Tensor, values: Tensor, work: Work) -> tuple[Tensor, Tensor]:
         """Writes [B, G, T, A] rows behind each sequence's committed ones and returns all of them, [B, G, keys, A]."""
         ends = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
-        self._reserve(max(ends))
-        for b, (start, end) in enumerate(zip(work.starts, ends, strict=True)):
-            self.keys[b, :, start:end] = keys[b, :, : end - start]
-            self.values[b, :, start:end] = values[b, :, : end - start]
-        return self.keys[:, :, : max(ends)], self.values[:, :, : max(ends)]
+        longest = max(ends)
+        self._reserve(longest)
+        if len(ends) == 1:
+            start = work.starts[0]
+            self.keys.narrow(2, start, longest - start).copy_(keys)
+            self.values.narrow(2, start, longest - start).copy_(values)
+        else:
+            for b, (start, end) in enumerate(zip(work.starts, ends, strict=True)):
+                self.keys[b, :, start:end] = keys[b, :, : end - start]
+                self.values[b, :, start:end] = values[b, :, : end - start]
+        return self.keys.narrow(2, 0, longest), self.values.narrow(2, 0, longest)
 
     def _reserve(self, needed: int) -> None:
         have = self.keys.shape[2]

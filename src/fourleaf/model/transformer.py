@@ -5,13 +5,13 @@ Shapes: R flat rows, D hidden, Y vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourleaf.kernels.serving import rotary_turns
+from fourleaf.kernels import serving
 from fourleaf.model.attention import Attention
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.deltanet import DeltaNet
@@ -35,11 +35,14 @@ class Layer(nn.Module):
             self.linear_attn = DeltaNet(config)
         self.is_moe = config.num_experts > 0
         self.mlp = MixtureOfExperts(config) if self.is_moe else MLP(config.hidden_size, config.intermediate_size)
+        self.parts = Derived(self._parts)
 
     def forward(
         self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | Recurrent | None
     ) -> tuple[Tensor, Tensor | None]:
         """x: [R, D] -> (x [R, D], router logits [R, E] or None)."""
+        if not torch.is_grad_enabled() and not self.is_moe:
+            return self._serve(x, work, angles, cache), None
         normed = self.input_layernorm(x)
         if self.is_attention:
             assert cache is None or isinstance(cache, KeyValues)
@@ -52,6 +55,17 @@ class Layer(nn.Module):
             out, router_logits = self.mlp(normed, work)
             return x + out, router_logits
         return x + self.mlp(normed), None
+
+    def _parts(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        mixer = self.self_attn if self.is_attention else self.linear_attn
+        return mixer.forward, self.mlp.forward, self.input_layernorm.gain(), self.post_attention_layernorm.gain()
+
+    def _serve(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | Recurrent | None) -> Tensor:
+        """The same, without what a call of a module and the look-up of its parts cost: a tenth of an `ar` step."""
+        mix, mlp, before, between = self.parts()
+        normed = serving.rms_norm(x, *before)
+        x = x + (mix(normed, work, angles, cache) if self.is_attention else mix(normed, work, cache))
+        return x + mlp(serving.rms_norm(x, *between))
 
 
 class Trunk(nn.Module):
@@ -100,7 +114,7 @@ class Transformer(nn.Module):
         config = self.config
         if torch.is_grad_enabled():
             return rotary_angles(positions, config, dtype)
-        return rotary_turns(positions, config.rope_theta, config.rotary_dim, config.head_dim, dtype)
+        return serving.rotary_turns(positions, config.rope_theta, config.rotary_dim, config.head_dim, dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Raw logits of the rows that need them: [R, D] -> [R, Y]."""
