@@ -1,6 +1,6 @@
 """A toy to train on: repeat the letters of the prompt."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ import pytest
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.model.config import ModelConfig
 from fourleaf.train.config import Stage, TrainConfig
-from fourleaf.train.data import Document
+from fourleaf.train.data import Batch, Document, Source, collate
 from fourleaf.train.trainer import Ids, Trainer
 
 END, MASK, ASK, ANSWER, LETTERS, VOCAB, BLOCK = 0, 1, 2, 3, 4, 16, 8
 
 
-def copies(seed: int, max_calls: int) -> Iterator[Document]:
+def _copies(seed: int, max_calls: int) -> Iterator[Document]:
     """Prompts of up to twice `max_calls` letters, answered by the same letters."""
     rng = np.random.default_rng(seed)
     while True:
@@ -22,7 +22,7 @@ def copies(seed: int, max_calls: int) -> Iterator[Document]:
         yield Document(np.array([ASK, *letters, ANSWER, *letters, END]), len(letters) + 2)
 
 
-def tiny_trunk(**options) -> ModelConfig:
+def _tiny_trunk(**options) -> ModelConfig:
     settings = {
         "vocab_size": VOCAB,
         "hidden_size": 16,
@@ -43,21 +43,59 @@ def tiny_trunk(**options) -> ModelConfig:
     return ModelConfig(**(settings | options))
 
 
-TINY_STAGES = (
+_STAGES = (
     Stage(objective="ar", share=0.5, curriculum=((0.0, 1), (0.5, 3)), rows=64, warmup_steps=2),
     Stage(objective="joint", share=0.5, curriculum=((0.0, 3),), rows=128, warmup_steps=2),
 )
 
 
 @pytest.fixture(scope="session")
+def copies() -> Source:
+    return _copies
+
+
+@pytest.fixture(scope="session")
+def tiny_trunk() -> Callable[..., ModelConfig]:
+    return _tiny_trunk
+
+
+@pytest.fixture(scope="session")
+def collated() -> Callable[..., Batch]:
+    """Documents as a batch; `noise` are fields of NoiseConfig."""
+
+    def make(
+        documents: Sequence[Document],
+        rng: np.random.Generator,
+        objective: str = "joint",
+        *,
+        block_size: int = BLOCK,
+        prompt_weight: float = 0.0,
+        **noise,
+    ) -> Batch:
+        return collate(
+            documents,
+            objective=objective,
+            end_id=END,
+            mask_id=MASK,
+            block_size=block_size,
+            noise=NoiseConfig(**noise),
+            fill_weight=0.1,
+            prompt_weight=prompt_weight,
+            rng=rng,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def make_trainer() -> Callable[..., Trainer]:
     """A trainer of the toy. `options` are fields of TrainConfig; `trunk`, `evaluate` and `report` go to the trainer."""
 
-    def make(out, *, trunk=None, source=copies, evaluate=None, report=None, mask=MASK, **options) -> Trainer:
-        settings = {"stages": TINY_STAGES, "pool_size": 24, "log_every": 1, "noise": NoiseConfig()} | options
+    def make(out, *, trunk=None, source=_copies, evaluate=None, report=None, mask=MASK, **options) -> Trainer:
+        settings = {"stages": _STAGES, "pool_size": 24, "log_every": 1, "noise": NoiseConfig()} | options
         if "minutes" not in settings:
             settings.setdefault("steps", 20)
         ids = Ids(end=END, mask=mask, block_size=BLOCK)
-        return Trainer(TrainConfig(**settings), trunk or tiny_trunk(), source, ids, out, evaluate, report)
+        return Trainer(TrainConfig(**settings), trunk or _tiny_trunk(), source, ids, out, evaluate, report)
 
     return make

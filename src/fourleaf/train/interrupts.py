@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
@@ -37,7 +37,7 @@ class Interrupts:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> Generator[None]:
         """Puts a signal off to the end of the block."""
         self.torn = self._holding = True
         try:

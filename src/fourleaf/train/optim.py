@@ -15,7 +15,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, weight_decay: float) -> None:
         named = list(model.named_parameters())
-        self._names = {p: name for name, p in named}
+        self._names: dict[Tensor, str] = {p: name for name, p in named}
         matrices = [p for _, p in named if p.ndim >= 2]
         vectors = [p for _, p in named if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
