@@ -57,6 +57,7 @@ class Layer(nn.Module):
         return x + self.mlp(normed), None
 
     def _parts(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        assert isinstance(self.mlp, MLP)
         mixer = self.self_attn if self.is_attention else self.linear_attn
         return mixer.forward, self.mlp.forward, self.input_layernorm.gain(), self.post_attention_layernorm.gain()
 
