@@ -40,6 +40,13 @@ def test_a_ratio_is_of_sums():
     assert bootstrap.ratio([1, 99], [1, 9], seed=0).value == pytest.approx(10)
 
 
+def test_prompts_without_a_denominator_count_in_the_sum_and_leave_the_interval_finite():
+    """Answers that end within their prefill have tokens and no forward."""
+    found = bootstrap.ratio([3, 3, 40], [0, 0, 8], seed=0)
+    assert found.value == pytest.approx(46 / 8)
+    assert 0 < found.low <= found.value <= found.high < float("inf")
+
+
 def test_a_speed_up_that_every_prompt_shares_has_no_width():
     rng = np.random.default_rng(3)
     tokens, seconds = rng.integers(5, 90, 40), rng.random(40) + 0.1

@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,16 @@ def test_tokens_a_forward_and_rows_a_token(oracle, examples):
     assert score.tpf.value == pytest.approx(tokens / sum(o.usage.forwards for o in outcomes))
     assert score.rows_per_token == pytest.approx(2)
     assert score.cut == 0
+
+
+def test_an_answer_that_ends_within_its_prefill_leaves_tokens_a_forward_to_the_others(oracle, examples):
+    outcomes = evaluate.decode_all(oracle(examples), examples, BOTH[1].params)
+    first = replace(outcomes[0], usage=replace(outcomes[0].usage, forwards=0))
+    score = evaluate.Score.of([first, *outcomes[1:]], seed=0)
+    assert score.tpf is not None
+    tokens = sum(o.usage.completion_tokens for o in outcomes)
+    assert score.tpf.value == pytest.approx(tokens / sum(o.usage.forwards for o in outcomes[1:]))
+    assert evaluate.Score.of([first], seed=0).tpf is None
 
 
 def test_several_thresholds_stand_side_by_side(oracle, examples):

@@ -83,7 +83,10 @@ def _interval(
     drawn = []
     for begin in range(0, resamples, _AT_ONCE):
         chosen = rng.integers(0, size, (min(_AT_ONCE, resamples - begin), size))
-        drawn.append(statistic([column[chosen].sum(1) for column in table]))
-    low, high = np.quantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        with np.errstate(divide="ignore"):
+            drawn.append(statistic([column[chosen].sum(1) for column in table]))
+    values = np.concatenate(drawn)
+    values = values[np.isfinite(values)]  # a resample may hold only answers that needed no forward: no ratio
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     value = statistic([column.sum(keepdims=True) for column in table])[0]
     return Interval(float(value), float(low), float(high), size)

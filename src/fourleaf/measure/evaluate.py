@@ -75,7 +75,7 @@ class Score:
         return cls(
             exact=bootstrap.mean(right, seed),
             tags={tag: bootstrap.mean(values, seed) for tag, values in by_tag.items()},
-            tpf=bootstrap.ratio(tokens, forwards, seed) if all(forwards) else None,
+            tpf=bootstrap.ratio(tokens, forwards, seed) if any(forwards) else None,
             forwards=sum(forwards) / len(forwards),
             rows_per_token=sum(o.usage.rows for o in outcomes) / sum(tokens),
             cut=sum(o.finish_reason == "length" for o in outcomes),
