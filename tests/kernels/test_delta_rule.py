@@ -77,6 +77,26 @@ def test_chunks_equal_rows_with_all_gradients(num_rows):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9, msg=f"gradient of {name}")
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 31, 32, 33, 63, 64, 65])
+def test_serving_equals_rows(num_rows):
+    """Without gradients and inner reads, up to two chunks take a way of their own."""
+    parts = inputs(num_rows)
+    wanted_out, wanted_state, _ = by_rows(parts, (torch.tensor([0]), torch.tensor([0])))
+    with torch.no_grad():
+        out, state, read = delta_rule(*parts)
+    assert read is None
+    torch.testing.assert_close(out, wanted_out, rtol=0, atol=1e-11)
+    torch.testing.assert_close(state, wanted_state, rtol=0, atol=1e-11)
+
+
+def test_serving_heads_that_forget_at_once_give_no_nan():
+    parts = inputs(64, torch.float32)
+    with torch.no_grad():
+        out, state, _ = delta_rule(*parts._replace(g=torch.full_like(parts.g, -60.0)))
+    assert out.isfinite().all()
+    assert state.isfinite().all()
+
+
 def test_fp32_stays_within_rounding():
     parts, reads = inputs(70, torch.float32), (torch.tensor([1]), torch.tensor([45]))
     wanted = by_rows(Inputs(*(part.double() for part in parts)), reads)

@@ -67,17 +67,18 @@ def test_sliding_taps_of_a_view():
     close(serving.sliding_taps(view, draw(4, 5)), serving.sliding_taps(view.contiguous(), draw(4, 5)))
 
 
+@pytest.mark.parametrize("end", [6, 1024, 1025, 70_000])
 @pytest.mark.parametrize("turned", [2, 6, 8])
-def test_rotation(turned):
-    x, positions = draw(3, 2, 8), torch.tensor([0, 5, 1000])
-    turns = serving.rotary_turns(positions, 10_000.0, turned, 8, x.dtype)
+def test_rotation(turned, end):
+    x, positions = draw(3, 2, 8), torch.tensor([0, 5, end - 1])
+    turns = serving.rotary_turns(positions, end, 10_000.0, turned, 8, x.dtype)
     wanted = torch.stack(
         [
             torch.stack([reference.rotate(head, int(at), 10_000.0, turned) for head in row])
             for row, at in zip(x, positions, strict=True)
         ]
     )
-    close(serving.rotate(x, turns), wanted)
+    close(serving.rotate(x, turns), wanted, atol=1e-15 * end + 1e-12)
 
 
 def test_swiglu():

@@ -94,6 +94,12 @@ def choose(
     return tokens.tolist(), probability.gather(1, tokens[:, None])[:, 0].tolist()
 
 
+def greedy(logits: Tensor, mask_id: int) -> list[int]:
+    """The most probable token of each row, for those who need no confidence. logits: [M, Y] raw."""
+    logits[:, mask_id] = float("-inf")
+    return logits.argmax(-1).tolist()
+
+
 def threshold(
     rows: list[int], tokens: list[int], confidence: list[float], end_id: int, tau: float
 ) -> tuple[list[int], list[int]]:

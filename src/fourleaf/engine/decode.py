@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourleaf.diffusion.policy import Canvas, Noise, choose, threshold
+from fourleaf.diffusion.policy import Canvas, Noise, choose, greedy, threshold
 from fourleaf.engine.request import Delta, FinishReason, Frame, GenerateParams, Usage
 from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
@@ -131,8 +131,10 @@ class Decoding:
     def _next_token(self, request: Request, logits: Tensor) -> Delta:
         """`ar`: the last causal row's logits decide one token."""
         params = request.params
-        position = request.num_known
-        tokens, _ = choose(logits, self.mask_id, params.temperature, [position], 0, request.noise)
+        if params.temperature == 0:
+            tokens = greedy(logits, self.mask_id)
+        else:
+            tokens, _ = choose(logits, self.mask_id, params.temperature, [request.num_known], 0, request.noise)
         request.pending = tokens
         request.num_committed += 1
         is_end = tokens[0] == self.end_id

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 32
+# Up to this many rows chunks run one after another in serving; more of them are solved side by side.
+_FEW = 2 * CHUNK
 
 
 def delta_rule(
@@ -33,6 +35,12 @@ def delta_rule(
     if q.shape[1] == 1 and reads is None:
         out, state = _step(q, k, v, g, beta, state)
         return out, state, None
+    if q.shape[1] <= _FEW and reads is None and not torch.is_grad_enabled():
+        outs = []
+        for part in zip(*(x.tensor_split(-(-q.shape[1] // CHUNK), 1) for x in (q, k, v, g, beta)), strict=True):
+            out, state = _chunk(*part, state)
+            outs.append(out)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 1), state, None
     num_rows, length = q.shape[1], min(q.shape[1], CHUNK)
     num_chunks = -(-num_rows // length)
     pad = num_chunks * length - num_rows
@@ -90,6 +98,27 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     written = torch.baddbmm(v, k, kept, alpha=-1) * beta.reshape(-1, 1, 1)
     state = torch.addcmul(kept, k.transpose(1, 2), written)
     return torch.bmm(q, state).view(batch, 1, heads, width), state.view(batch, heads, -1, width)
+
+
+def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One chunk of any length without gradients, in as few operations as there are. The state is read before the
+    system is solved: `new - erased S` at once."""
+    batch, rows, heads, width = v.shape
+    q, k, v, g, beta = (
+        x.transpose(1, 2).reshape(batch * heads, rows, -1) for x in (q, k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
+    )
+    state = state.flatten(0, 1)
+    total = g.cumsum(1)  # [B*H, L, 1]
+    decay = (total - total.transpose(1, 2)).masked_fill_(_later(rows, q.device), float("-inf")).exp_()
+    growth, k_beta, k_columns = total.exp(), k * beta, k.transpose(1, 2)
+    system = torch.bmm(k_beta, k_columns).mul_(decay)
+    wanted = torch.baddbmm(v * beta, k_beta.mul_(growth), state, alpha=-1)
+    written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = torch.bmm(q * growth, state).baddbmm_(torch.bmm(q, k_columns).mul_(decay), written)
+    last = total[:, -1:]
+    k_write = (last - total).exp_().mul(k)
+    state = torch.baddbmm(state * last.exp(), k_write.transpose(1, 2), written)
+    return out.view(batch, heads, rows, width).transpose(1, 2), state.view(batch, heads, -1, width)
 
 
 def _read(reads: tuple[Tensor, Tensor], states: list[Tensor], k: Tensor, written: Tensor, total: Tensor) -> Tensor:

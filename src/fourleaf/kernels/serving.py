@@ -10,6 +10,7 @@ Shapes: R rows, D channels, H heads, A head dim, B sequences or canvases, T thei
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from torch import Tensor
 
 # Above this many rows a window's W-fold copy of them costs more than W passes over them.
 _MAX_WINDOW_ROWS = 256
+# Positions whose angles are kept, at least and at most.
+_LEAST_KEPT, _MOST_KEPT = 1024, 65_536
 
 
 def _inverse_rms(wide: Tensor, eps: Tensor) -> Tensor:
@@ -66,34 +69,40 @@ def sliding_taps(x: Tensor, taps: Tensor) -> Tensor:
     return out
 
 
+def _turns(
+    positions: Tensor, theta: float, turned: int, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide, half = torch.promote_types(dtype, torch.float32), turned // 2
+    steps = torch.arange(0, turned, 2, dtype=wide, device=positions.device)
+    once = 1.0 / theta ** (steps / turned)
+    angles = positions.to(wide)[:, None] * torch.cat((once, once, once.new_zeros(head_dim - turned)))
+    sin = angles.sin()
+    sin[:, :half].neg_()
+    partner = torch.arange(head_dim, device=positions.device)
+    partner[:turned] = (partner[:turned] + half) % turned
+    return angles.cos().to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1), partner
+
+
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
-def _frequencies(
-    theta: float, turned: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Angle of one position for each dim, [A], 0 where a dim does not turn; and each dim's partner, [A]."""
-    half = turned // 2
-    steps = torch.arange(0, turned, 2, dtype=dtype, device=device)
-    once = 1.0 / theta ** (steps / turned)
-    frequency = torch.cat((once, once, once.new_zeros(head_dim - turned)))
-    partner = torch.arange(head_dim, device=device)
-    partner[:turned] = (partner[:turned] + half) % turned
-    return frequency, partner
+def _turns_below(num: int, device: torch.device, *how: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _turns(torch.arange(num, device=device), *how)
 
 
 def rotary_turns(
-    positions: Tensor, theta: float, turned: int, head_dim: int, dtype: torch.dtype
+    positions: Tensor, end: int, theta: float, turned: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `rotate` takes: cos and signed sin of each row's angles, [R, 1, A], and each dim's partner, [A].
 
-    Dims past the first `turned` keep angle 0. Angles are computed in at least fp32 and given in `dtype`.
+    Dims past the first `turned` keep angle 0. Angles are computed in at least fp32 and given in `dtype`; those of all
+    positions up to a power of two above `end`, which none of `positions` reaches, are kept and looked up.
     """
-    wide = torch.promote_types(dtype, torch.float32)
-    frequency, partner = _frequencies(theta, turned, head_dim, wide, positions.device)
-    angles = positions.to(wide)[:, None] * frequency
-    sin = angles.sin()
-    sin[:, : turned // 2].neg_()
-    return angles.cos().to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1), partner
+    how = theta, turned, head_dim, dtype
+    if end > _MOST_KEPT:
+        return _turns(positions, *how)
+    num = max(_LEAST_KEPT, 1 << (end - 1).bit_length())
+    cos, sin, partner = _turns_below(num, positions.device, *how)
+    return cos.index_select(0, positions), sin.index_select(0, positions), partner
 
 
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor, Tensor]) -> Tensor:

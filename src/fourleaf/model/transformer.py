@@ -99,8 +99,8 @@ class Transformer(nn.Module):
         """
         assert state is None or state.lengths == work.starts
         assert work.canvas is None or work.canvas.max_len <= (self.config.block_size or 0)
-        x = self.model.embed_tokens(work.tokens)
-        angles = self._angles(work.positions, x.dtype)
+        x = self._embed(work.tokens)
+        angles = self._angles(work, x.dtype)
         routers = []
         for index, layer in enumerate(self.model.layers):
             x, router_logits = layer(x, work, angles, None if state is None else state.layers[index])
@@ -110,12 +110,19 @@ class Transformer(nn.Module):
             state.lengths = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
         return self.model.norm(x), routers
 
-    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[R] -> [R, D]."""
+        if torch.is_grad_enabled():
+            return self.model.embed_tokens(tokens)
+        return self.model.embed_tokens.weight.index_select(0, tokens)
+
+    def _angles(self, work: Work, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """What attention layers turn their rows by, in the form that suits training or serving."""
         config = self.config
         if torch.is_grad_enabled():
-            return rotary_angles(positions, config, dtype)
-        return serving.rotary_turns(positions, config.rope_theta, config.rotary_dim, config.head_dim, dtype)
+            return rotary_angles(work.positions, config, dtype)
+        shape = config.rope_theta, config.rotary_dim, config.head_dim
+        return serving.rotary_turns(work.positions, work.end, *shape, dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Raw logits of the rows that need them: [R, D] -> [R, Y]."""

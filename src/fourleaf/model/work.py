@@ -110,6 +110,15 @@ class Work:
             starts, lengths = [*starts, *self.canvas_start], [*lengths, *self.canvas.lengths]
         return torch.from_numpy(_ranges(starts, lengths)).to(self.tokens.device)
 
+    @property
+    def end(self) -> int:
+        """What every position of this forward lies below."""
+        ends = [start + rows for start, rows in zip(self.starts, self.causal.lengths, strict=True)]
+        if self.canvas is not None:
+            assert self.canvas_start is not None
+            ends += [start + rows for start, rows in zip(self.canvas_start, self.canvas.lengths, strict=True)]
+        return max(ends)
+
     @cached_property
     def reads(self) -> tuple[Tensor, Tensor] | None:
         """(sequence [C], row of this forward's causal run [C]) where each canvas reads the recurrent state."""
