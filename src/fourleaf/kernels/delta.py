@@ -37,8 +37,9 @@ def delta_rule(
         return out, state, None
     if q.shape[1] <= _FEW and reads is None and not torch.is_grad_enabled():
         outs = []
-        for part in zip(*(x.tensor_split(-(-q.shape[1] // CHUNK), 1) for x in (q, k, v, g, beta)), strict=True):
-            out, state = _chunk(*part, state)
+        pieces = (x.tensor_split(-(-q.shape[1] // CHUNK), 1) for x in (q, k, v, g, beta))
+        for q_c, k_c, v_c, g_c, beta_c in zip(*pieces, strict=True):
+            out, state = _chunk(q_c, k_c, v_c, g_c, beta_c, state)
             outs.append(out)
         return outs[0] if len(outs) == 1 else torch.cat(outs, 1), state, None
     num_rows, length = q.shape[1], min(q.shape[1], CHUNK)
