@@ -67,6 +67,8 @@ Seed = Annotated[int, typer.Option(help="With a temperature: same seed, same ans
 MaxTokens = Annotated[int | None, typer.Option(help="Limit of an answer, in tokens.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Show = Annotated[bool, typer.Option("--show", help="Draw the canvas on stderr while it fills.")]
+Delay = Annotated[float, typer.Option(min=0, max=10, help="With --show: seconds to rest on each pass.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -106,8 +108,8 @@ def run(
     max_tokens: MaxTokens = None,
     threads: Threads = None,
     as_json: AsJson = False,
-    show: Annotated[bool, typer.Option("--show", help="Draw the canvas on stderr while it fills.")] = False,
-    delay: Annotated[float, typer.Option(min=0, max=10, help="With --show: seconds to rest on each pass.")] = 0.08,
+    show: Show = False,
+    delay: Delay = 0.08,
 ) -> None:
     """Answer one request, and say how fast it was."""
     from fourleaf.engine.request import GenerateParams
@@ -137,8 +139,8 @@ def chat(
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
     threads: Threads = None,
-    show: Annotated[bool, typer.Option("--show", help="Draw the canvas on stderr while it fills.")] = False,
-    delay: Annotated[float, typer.Option(min=0, max=10, help="With --show: seconds to rest on each pass.")] = 0.08,
+    show: Show = False,
+    delay: Delay = 0.08,
 ) -> None:
     """Talk to a model. /clear forgets what was said; /quit or Ctrl-D ends."""
     from fourleaf.engine.request import GenerateParams

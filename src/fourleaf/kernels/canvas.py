@@ -14,8 +14,6 @@ def causal_conv(extended: Tensor, weight: Tensor) -> Tensor:
     """Depthwise causal taps: out_t = sum_j w_j x_(t-W+1+j). extended: [B, W-1+T, D], weight: [D, W]. -> [B, T, D]."""
     taps = weight.shape[1]
     num_rows = extended.shape[1] - taps + 1
-    if num_rows == 1:
-        return torch.einsum("bwd,dw->bd", extended, weight).unsqueeze(1)
     out = extended[:, :num_rows] * weight[:, 0]
     for j in range(1, taps):
         out = out + extended[:, j : j + num_rows] * weight[:, j]
