@@ -212,9 +212,16 @@ def train(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile for a minute first; steps are faster then.")
     ] = True,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Checkpoint folder whose weights begin a new run."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share a step; one for each core, two at most, by default.")
+    ] = None,
     threads: Threads = None,
 ) -> None:
-    """Train a model by its recipe, from nothing: AR first, then block diffusion.
+    """Train a model by its recipe: AR first, then block diffusion.
 
     Ctrl-C saves; the same command goes on from there.
     """
@@ -232,6 +239,8 @@ def train(
             resume=resume,
             compiled=compiled,
             num_threads=threads,
+            num_workers=workers,
+            start=start,
             evaluate=evaluator,
             report=meter,
         )

@@ -89,13 +89,15 @@ def collated() -> Callable[..., Batch]:
 
 @pytest.fixture(scope="session")
 def make_trainer() -> Callable[..., Trainer]:
-    """A trainer of the toy. `options` are fields of TrainConfig; `trunk`, `evaluate` and `report` go to the trainer."""
+    """A trainer of the toy. `options` are fields of TrainConfig; the rest goes to the trainer."""
 
-    def make(out, *, trunk=None, source=_copies, evaluate=None, report=None, mask=MASK, **options) -> Trainer:
+    def make(
+        out, *, trunk=None, source=_copies, evaluate=None, report=None, mask=MASK, workers=1, **options
+    ) -> Trainer:
         settings = {"stages": _STAGES, "pool_size": 24, "log_every": 1, "noise": NoiseConfig()} | options
         if "minutes" not in settings:
             settings.setdefault("steps", 20)
         ids = Ids(end=END, mask=mask, block_size=BLOCK)
-        return Trainer(TrainConfig(**settings), trunk or _tiny_trunk(), source, ids, out, evaluate, report)
+        return Trainer(TrainConfig(**settings), trunk or _tiny_trunk(), source, ids, out, evaluate, report, workers)
 
     return make

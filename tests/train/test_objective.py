@@ -12,8 +12,10 @@ from fourleaf.checkpoint.convert import convert
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage
 from fourleaf.train.data import Batch, Document
+from fourleaf.train.gradients import Counts, losses, objective
 from fourleaf.train.recipes import BLOCK_SIZE, CABIN_STAGES, cabin_trunk
 from fourleaf.train.trainer import Trainer
+from fourleaf.train.workers import Workers
 
 END, MASK = 0, 1
 AR, JOINT = Stage(objective="ar", share=0.5), Stage(objective="joint", share=0.5)
@@ -23,14 +25,14 @@ def random(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def gradients(trainer: Trainer, stage: Stage, *parts: tuple[Batch, dict]) -> tuple[dict[str, float], list[Tensor]]:
-    """(sums of the terms, gradients) of one step over micro-batches, each with the counts to divide by."""
-    sums: dict[str, float] = {}
-    for batch, counts in parts:
-        terms = trainer.losses(batch, **counts)
-        trainer.objective(terms, stage).backward()
-        for name, term in terms.items():
-            sums[name] = sums.get(name, 0.0) + term.item()
+def terms_of(trainer: Trainer, batch: Batch) -> dict[str, Tensor]:
+    """The objective's terms where this batch is the whole step."""
+    return losses(trainer.model, batch, Counts.of([batch]), MASK)
+
+
+def gradients(trainer: Trainer, stage: Stage, batches: list[Batch]) -> tuple[dict[str, float], list[Tensor]]:
+    """(sums of the terms, gradients) of one step over micro-batches."""
+    sums = Workers(trainer.model, MASK).gradients(batches, trainer._weights(stage))
     parameters = list(trainer.model.parameters())
     found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
     trainer.model.zero_grad()
@@ -51,13 +53,10 @@ def test_a_batch_is_the_sum_of_its_micro_batches_by_global_counts(
     whole = collated(documents, random(), **settings)
     rng = random()  # noise is drawn document by document, so the micro-batches get the same
     parts = [collated(documents[i : i + size], rng, **settings) for i in range(0, len(documents), size)]
-    counts = {"num_next": sum(p.num_next for p in parts)}
-    assert counts["num_next"] == whole.num_next
-    if stage is JOINT:
-        counts["num_masked"] = sum(p.num_masked for p in parts)
-        assert counts["num_masked"] == whole.num_masked
-    ours, ours_grad = gradients(trainer, stage, *((part, counts) for part in parts))
-    theirs, theirs_grad = gradients(trainer, stage, (whole, {}))
+    assert Counts.of(parts) == Counts(whole.num_next, whole.num_masked, len(parts))
+    assert (whole.num_masked > 0) == (stage is JOINT)
+    ours, ours_grad = gradients(trainer, stage, parts)
+    theirs, theirs_grad = gradients(trainer, stage, [whole])
     assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
     assert set(ours) == ({"next"} if stage is AR else {"next", "masked"})
     for our, their in zip(ours_grad, theirs_grad, strict=True):
@@ -72,13 +71,13 @@ def test_each_term_is_a_mean_over_what_it_predicts(make_trainer, tmp_path, colla
         trainer.model.model.norm.weight.fill_(-1.0)  # (1 + weight): every logit is 0
     documents = [Document(np.array([2, 5, 6, 7, END]), 2)]
     batch = collated(documents, random(), prompt_weight=0.3, shifted=0.0, full=1.0)
-    terms = trainer.losses(batch)
+    terms = terms_of(trainer, batch)
     # The prompt's one target weighs 0.3, five rows of fill 0.1 each; the counts leave both out.
     assert terms["next"].item() == pytest.approx(math.log(16) * (3 + 0.3) / 3, rel=1e-5)
     assert terms["masked"].item() == pytest.approx(math.log(15) * (3 + 5 * 0.1) / 3, rel=1e-5)
-    total = trainer.objective(terms, JOINT).item()
+    total = objective(terms, trainer._weights(JOINT)).item()
     assert total == pytest.approx(0.25 * terms["next"].item() + terms["masked"].item())
-    assert trainer.objective({"next": terms["next"]}, AR).item() == terms["next"].item()
+    assert objective({"next": terms["next"]}, trainer._weights(AR)).item() == terms["next"].item()
 
 
 def test_experts_add_a_balance_term(make_trainer, tmp_path, copies, collated, tiny_trunk):
@@ -87,12 +86,13 @@ def test_experts_add_a_balance_term(make_trainer, tmp_path, copies, collated, ti
     trainer = make_trainer(tmp_path, trunk=trunk)
     trainer._enter(JOINT)
     batch = collated(list(islice(copies(0, 6), 7)), random())
-    terms = trainer.losses(batch)
+    terms = terms_of(trainer, batch)
     assert set(terms) == {"next", "masked", "balance"}
     assert terms["balance"].item() >= 2, "top-k, if all experts are used alike"
-    without = trainer.objective({name: terms[name] for name in ("next", "masked")}, JOINT)
-    assert (trainer.objective(terms, JOINT) - without).item() == pytest.approx(0.01 * terms["balance"].item(), rel=1e-3)
-    trainer.objective(terms, JOINT).backward()
+    weights = trainer._weights(JOINT)
+    without = objective({name: terms[name] for name in ("next", "masked")}, weights)
+    assert (objective(terms, weights) - without).item() == pytest.approx(0.01 * terms["balance"].item(), rel=1e-3)
+    objective(terms, weights).backward()
     assert all(p.grad is not None and p.grad.any() for p in trainer.model.parameters())
 
 
@@ -110,7 +110,7 @@ def cabin_gradients(make_trainer, tmp_path_factory, collated):
         documents = [Document(np.array([*rng.integers(2, 1024, 10 + n - 1), END]), 10) for n in lengths]
         stage = CABIN_STAGES[-1]
         batch = collated(documents, rng, block_size=BLOCK_SIZE, **noise)
-        trainer.objective(trainer.losses(batch), stage).backward()
+        objective(terms_of(trainer, batch), trainer._weights(stage)).backward()
         return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
 
     return step

@@ -1,7 +1,9 @@
 """The bundled model's recipe, shortened to a few steps."""
 
 import json
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -148,9 +150,11 @@ def command(train, monkeypatch, *words: str) -> int:
 def test_the_command_hands_its_options_on_and_prints_where_the_model_is(monkeypatch, tmp_path, capsys):
     train = Train()
     words = ("--out", str(tmp_path), "--steps", "7", "--seed", "3", "--threads", "1", "--no-resume", "--no-compile")
+    words += ("--from", "elsewhere", "--workers", "2")
     assert command(train, monkeypatch, *words) == 0
     del train.asked["evaluate"]
     wanted = {"minutes": None, "steps": 7, "seed": 3, "resume": False, "compiled": False, "num_threads": 1}
+    wanted |= {"num_workers": 2, "start": Path("elsewhere")}
     assert train.asked == {"out": tmp_path, **wanted}
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'model'}\n"
@@ -191,3 +195,24 @@ def test_a_trained_model_is_the_same_from_the_same_seed(quick, tmp_path):
         train_cabin(tmp_path / name, steps=2, **quick)
     first, second = (Engine.load(tmp_path / name / "model").model for name in ("one", "two"))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_a_run_from_a_checkpoint_begins_with_its_weights_and_its_tokenizer(quick, tmp_path):
+    first = train_cabin(tmp_path / "first", steps=2, **quick)
+    asked = []
+    quick["overrides"] = quick["overrides"] | {"weight_decay": 0.0, "pool_size": 40}
+    rates = replace(recipes.CABIN_STAGES[0], peak=0.0), replace(recipes.CABIN_STAGES[1], peak=0.0)
+    quick["overrides"]["stages"] = tuple(stage.at_full_length() for stage in rates)
+    second = train_cabin(tmp_path / "second", steps=2, start=first, report=asked.append, **quick)
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (second / name).read_bytes() == (first / name).read_bytes()
+    assert asked[0]["objective"] == "ar", "the tokenizer is not trained anew"
+    assert asked[0]["max_calls"] == 8, "nor does the curriculum begin with one call"
+
+
+def test_a_checkpoint_of_another_shape_begins_no_run(quick, monkeypatch, tmp_path):
+    first = train_cabin(tmp_path / "first", steps=2, **quick)
+    trunk = recipes.cabin_trunk
+    monkeypatch.setattr(recipes, "cabin_trunk", lambda size: replace(trunk(size), intermediate_size=8))
+    with pytest.raises(ConfigError, match="first/model has intermediate_size 416, not 8"):
+        train_cabin(tmp_path / "second", steps=2, start=first, **quick)

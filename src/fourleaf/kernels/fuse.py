@@ -24,6 +24,11 @@ def use_compiled(on: bool) -> None:
     _compiled = on
 
 
+def is_compiled() -> bool:
+    """Whether they do."""
+    return _compiled
+
+
 def fusable(function: Callable[P, T]) -> Callable[P, T]:
     """Marks a pure function of tensors that `use_compiled` may compile, for any number of rows."""
     fused: Callable[P, T] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.errors import ConfigError
@@ -42,6 +42,10 @@ class Stage:
         """Most calls in an answer at this progress of the stage."""
         return [calls for begin, calls in self.curriculum if progress >= begin][-1]
 
+    def at_full_length(self) -> Stage:
+        """The same stage without its easy beginning, for weights that have passed it."""
+        return replace(self, curriculum=((0.0, self.curriculum[-1][1]),))
+
     def rate(self, step: int, progress: float) -> float:
         """Factor on the peak learning rate: warm-up by steps, then constant, then linear decay by progress."""
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
@@ -55,6 +59,7 @@ class TrainConfig:
 
     Exactly one of `minutes` (time spent on steps, summed over resumes) and `steps` is the budget. A run by steps is
     bit-exact under resume on one device; a run by minutes reads a clock, so its schedule follows the machine's speed.
+    micro_batches: batches whose gradients a step sums.
     """
 
     stages: tuple[Stage, ...]
@@ -62,6 +67,7 @@ class TrainConfig:
     steps: int | None = None
     seed: int = 0
     pool_size: int = 1024
+    micro_batches: int = 1
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     next_weight: float = 0.5
     fill_weight: float = 0.1
@@ -80,6 +86,8 @@ class TrainConfig:
         budget = self.minutes if self.steps is None else self.steps
         if budget is not None and budget <= 0:
             raise ConfigError(f"the run's budget is {budget}; it must be above 0")
+        if self.micro_batches < 1:
+            raise ConfigError(f"micro_batches is {self.micro_batches}; it must be at least 1")
         total = sum(stage.share for stage in self.stages)
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the stages' shares sum to {total}; they must sum to 1")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fourleaf.checkpoint.files import save_model, write_json
+from fourleaf.checkpoint.files import load_model, save_model, write_json
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.kernels.fuse import use_compiled
 from fourleaf.model.config import ModelConfig
@@ -25,6 +25,7 @@ from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Document, Source
 from fourleaf.train.folder import Line, RunFolder
 from fourleaf.train.trainer import Evaluate, Ids, Trainer
+from fourleaf.train.workers import default_workers
 
 BLOCK_SIZE = 32
 VOCAB_SIZE = 1024
@@ -35,14 +36,14 @@ _TOKENIZER_SEED = 1_000_003
 CABIN_STAGES = (
     Stage(
         objective="ar",
-        share=0.4,
-        curriculum=((0.0, 1), (0.25, 2), (0.4, 4), (0.55, 8)),
-        rows=768,
-        peak=2e-3,
-        decay_from=0.8,
-        floor=0.6,
+        share=0.35,
+        curriculum=((0.0, 1), (0.15, 2), (0.25, 4), (0.35, 8)),
+        rows=640,
+        peak=2.5e-3,
+        decay_from=0.7,
+        floor=0.5,
     ),
-    Stage(objective="joint", share=0.6, rows=1536, peak=1.5e-3, decay_from=0.4),
+    Stage(objective="joint", share=0.65, rows=1024, peak=2e-3, decay_from=0.4),
 )
 
 
@@ -106,26 +107,31 @@ def train_cabin(
     resume: bool = True,
     compiled: bool = True,
     num_threads: int | None = None,
+    num_workers: int | None = None,
     evaluate: Callable[[Tokenizer, ChatTemplate], Evaluate] | None = None,
     report: Callable[[Line], None] | None = None,
+    start: Path | None = None,
     overrides: dict[str, object] | None = None,
 ) -> Path:
-    """Trains the bundled model from nothing, or goes on where the run in `out` stands, and writes `out`/model.
+    """Trains the bundled model, or goes on where the run in `out` stands, and writes `out`/model.
 
-    Without `minutes` and `steps` a run keeps the budget that it was started with, and a new one has 30 minutes.
-    `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that `resume` or the settings
-    forbid to go on with, CheckpointError where it is broken.
+    A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and at the
+    hard end of each curriculum. Without `minutes` and `steps` a run keeps the budget that it was started with, and a
+    new one has 30 minutes. `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that
+    `resume` or the settings forbid to go on with, or where `start` holds a model of another shape, CheckpointError
+    where either is broken.
     """
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
     folder = RunFolder(out)
     if not resume and folder.checkpoint.exists():
         raise ConfigError(f"{out} holds a run; go on with it or choose another folder")
     if minutes is None and steps is None:
         minutes, steps = _own_budget(folder)
-    config = TrainConfig(stages=CABIN_STAGES, minutes=minutes, steps=steps, seed=seed)
+    stages = CABIN_STAGES if start is None else tuple(stage.at_full_length() for stage in CABIN_STAGES)
+    config = TrainConfig(stages=stages, minutes=minutes, steps=steps, seed=seed, micro_batches=2)
     config = dataclasses.replace(config, **(overrides or {}))  # type: ignore[arg-type]
-    tokenizer = _own_tokenizer(folder, report)
+    workers = default_workers(config.micro_batches) if num_workers is None else num_workers
+    torch.set_num_threads(num_threads or (1 if workers > 1 else torch.get_num_threads()))
+    tokenizer = _own_tokenizer(folder, start, report)
     template = template_path().read_text(encoding="utf-8")
     chat = ChatTemplate(template, tokenizer)
     trainer = Trainer(
@@ -136,8 +142,10 @@ def train_cabin(
         out,
         None if evaluate is None else evaluate(tokenizer, chat),
         report,
+        workers,
     )
-    trainer.resume()
+    if not trainer.resume() and start is not None:
+        trainer.begin_with(load_model(start), start)
     use_compiled(compiled)
     try:
         model = trainer.run()
@@ -159,16 +167,17 @@ def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
     return settings["minutes"], settings["steps"]
 
 
-def _own_tokenizer(folder: RunFolder, report: Callable[[Line], None] | None) -> Tokenizer:
-    """The run's tokenizer; a new run trains it first. Raises CheckpointError where a run has lost it."""
+def _own_tokenizer(folder: RunFolder, start: Path | None, report: Callable[[Line], None] | None) -> Tokenizer:
+    """The run's tokenizer; a new run takes that of `start` or trains one. Raises CheckpointError where it is lost."""
     path = folder.path / "tokenizer.json"
     if not path.exists():
         if folder.checkpoint.exists():
             raise CheckpointError(f"there is no {path}, whose ids the run's weights know; put it back or start anew")
-        if report is not None:
+        if start is None and report is not None:
             report({"note": f"training a tokenizer on {_TOKENIZER_EXAMPLES:,} examples"})
+        tokenizer = cabin_tokenizer() if start is None else Tokenizer.from_file(start / "tokenizer.json")
         folder.path.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        cabin_tokenizer().save(temporary)
+        tokenizer.save(temporary)
         temporary.replace(path)
     return Tokenizer.from_file(path)

@@ -15,14 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fourleaf.checkpoint.convert import convert
 from fourleaf.checkpoint.files import fill_model
-from fourleaf.diffusion.objective import cross_entropy_sum, masked_cross_entropy_sum
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.moe import balance_loss
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Batch, Document, Source, batches, collate, num_rows, pool
@@ -30,6 +27,7 @@ from fourleaf.train.folder import Line, Progress, RunFolder, Snapshot
 from fourleaf.train.interrupts import Interrupts
 from fourleaf.train.optim import Optimizer
 from fourleaf.train.start import start_weights
+from fourleaf.train.workers import Workers
 
 Evaluate = Callable[[Transformer, str, int], dict[str, Any]]
 
@@ -60,10 +58,11 @@ class Trainer:
         out: Path,
         evaluate: Evaluate | None = None,
         report: Callable[[Line], None] | None = None,
+        num_workers: int = 1,
     ) -> None:
         self.config, self.trunk, self.source, self.ids = config, trunk, source, ids
         self.folder = RunFolder(out)
-        self.evaluate, self.report = evaluate, report
+        self.evaluate, self.report, self._num_workers = evaluate, report, num_workers
         torch.manual_seed(config.seed)
         self.model = Transformer(trunk)
         start_weights(self.model)
@@ -93,6 +92,14 @@ class Trainer:
     def _run_stage(self, stage: Stage) -> None:
         with self._interrupts.hold():
             self._enter(stage)
+        with Workers(self.model, self.ids.mask, self._num_workers) as self._workers:
+            self._steps(stage)
+        with self._interrupts.hold():
+            self._leave()
+        self.save()
+        self._evaluate(stage)
+
+    def _steps(self, stage: Stage) -> None:
         progress = self._stage_progress()
         while progress < 1.0:
             with self._interrupts.hold():
@@ -109,10 +116,6 @@ class Trainer:
                 self._pause(stage)
         if self._window:
             self._log(stage, 1.0)
-        with self._interrupts.hold():
-            self._leave()
-        self.save()
-        self._evaluate(stage)
 
     def _enter(self, stage: Stage) -> None:
         if stage.objective == "joint" and not self.model.config.is_block_diffusion:
@@ -139,48 +142,29 @@ class Trainer:
         return max(0.0, (self.at.seconds / (60 * self.config.minutes) - before) / share)
 
     def _step(self, stage: Stage, progress: float) -> dict[str, float]:
-        """One optimiser step on one batch. -> what the log sums up."""
-        batch = self._next_batch(stage, progress)
+        """One optimiser step. -> what the log sums up."""
+        batches = [self._next_batch(stage, progress) for _ in range(self.config.micro_batches)]
         self.model.train()
-        terms = self.losses(batch)
-        self.objective(terms, stage).backward()
+        values = self._workers.gradients(batches, self._weights(stage))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        values = {name: term.item() for name, term in terms.items()}
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient is not finite after {self.at.step} steps; losses: {values}")
         self.optimizer.set_rate(stage.peak * stage.rate(self.at.stage_step, progress))
         self.optimizer.step()
+        num_tokens = sum(batch.num_tokens for batch in batches)
         self.at.step += 1
         self.at.stage_step += 1
-        self.at.tokens += batch.num_tokens
-        self.at.examples += batch.work.causal.num
-        return {**values, "norm": norm.item(), "tokens": batch.num_tokens, "n": 1}
+        self.at.tokens += num_tokens
+        self.at.examples += sum(batch.work.causal.num for batch in batches)
+        return {**values, "norm": norm.item(), "tokens": num_tokens, "n": 1}
 
-    def losses(self, batch: Batch, *, num_next: int | None = None, num_masked: int | None = None) -> dict[str, Tensor]:
-        """The terms of the objective (design, section 6), unweighted: sums over the batch's rows, divided by counts.
-
-        num_next, num_masked: targets in all micro-batches and ranks; by default this batch is all there is.
-        """
-        hidden, routers = self.model(batch.work)
-        logits = self.model.head(hidden[batch.next_rows])
-        following = cross_entropy_sum(logits, batch.next_target, batch.next_weight)
-        terms = {"next": following / (batch.num_next if num_next is None else num_next)}
-        if batch.num_masked:
-            logits = self.model.head(hidden[batch.masked_rows])
-            masked = masked_cross_entropy_sum(logits, batch.masked_target, batch.masked_weight, self.ids.mask)
-            terms["masked"] = masked / (batch.num_masked if num_masked is None else num_masked)
-        if routers:
-            terms["balance"] = balance_loss(routers, self.model.config.num_experts_per_tok)
-        return terms
-
-    def objective(self, terms: dict[str, Tensor], stage: Stage) -> Tensor:
-        """What a step descends: the weighted sum of `losses`."""
-        weights = {
+    def _weights(self, stage: Stage) -> dict[str, float]:
+        """Of the objective's terms."""
+        return {
             "next": 1.0 if stage.objective == "ar" else self.config.next_weight,
             "masked": 1.0,
             "balance": self.config.balance_weight,
         }
-        return sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
 
     def _next_batch(self, stage: Stage, progress: float) -> Batch:
         if self.at.batch >= len(self._documents):
@@ -291,12 +275,22 @@ class Trainer:
                 raise ConfigError(
                     f"the run in {where} has {name} {was}, not {now}; give that, or choose another folder"
                 )
-        there = snapshot.model_config
+        self._check_shape(snapshot.model_config, f"the model of the run in {where}")
+
+    def _check_shape(self, there: ModelConfig, whose: str) -> None:
+        """The trunk that this run would train, converted or not yet. Raises ConfigError where `there` is another."""
         blocks = {"block_size": self.ids.block_size, "mask_token_id": self.ids.mask}
         here = replace(self.trunk, **blocks) if there.is_block_diffusion else self.trunk
         theirs, ours = asdict(there), asdict(here)
         if different := [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]:
-            raise ConfigError(f"the model of the run in {where} has {'; '.join(different)}; choose another folder")
+            raise ConfigError(f"{whose} has {'; '.join(different)}; choose another folder")
+
+    def begin_with(self, model: Transformer, origin: Path) -> None:
+        """Starts a new run from a model's weights, converted or not. Raises ConfigError where its shape is another."""
+        assert self.at == Progress(), "a run that has begun keeps its weights"
+        self._check_shape(model.config, f"the model in {origin}")
+        self.model = model
+        self.optimizer = Optimizer(model, self.config.weight_decay)
 
     def _check_budget(self) -> None:
         """A budget that is spent already would end stages that have not begun."""
