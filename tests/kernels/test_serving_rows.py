@@ -1,10 +1,13 @@
 """Each function of rows as serving runs it, against its plain twin."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from fourleaf.kernels import reference, serving
+from fourleaf.kernels.rotary import Llama3Scaling, frequencies
 
 EPS = 1e-6
 
@@ -19,14 +22,14 @@ def close(found: Tensor, wanted: Tensor, atol: float = 1e-12) -> None:
 
 def test_rms_norm():
     x, weight = draw(3, 2, 8), draw(8)
-    wanted = torch.stack([reference.rms_norm(row, weight, EPS) for row in x.flatten(0, 1)]).view_as(x)
+    wanted = torch.stack([reference.rms_norm(row, 1 + weight, EPS) for row in x.flatten(0, 1)]).view_as(x)
     close(serving.rms_norm(x, 1 + weight, torch.tensor(EPS, dtype=x.dtype)), wanted)
 
 
 def test_rms_norm_of_half_precision_rows_is_computed_in_fp32():
     x, weight = draw(5, 64).bfloat16(), draw(64).float()
     found = serving.rms_norm(x, 1 + weight, torch.tensor(EPS))
-    wanted = torch.stack([reference.rms_norm(row, weight, EPS) for row in x.float()]).bfloat16()
+    wanted = torch.stack([reference.rms_norm(row, 1 + weight, EPS) for row in x.float()]).bfloat16()
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, wanted)
 
@@ -69,16 +72,28 @@ def test_sliding_taps_of_a_view():
 
 @pytest.mark.parametrize("end", [6, 1024, 1025, 70_000])
 @pytest.mark.parametrize("turned", [2, 6, 8])
-def test_rotation(turned, end):
+@pytest.mark.parametrize("scaling", [None, Llama3Scaling(8.0, 1.0, 4.0, 500)], ids=["plain", "llama3"])
+def test_rotation(scaling, turned, end):
     x, positions = draw(3, 2, 8), torch.tensor([0, 5, end - 1])
-    turns = serving.rotary_turns(positions, end, 10_000.0, turned, 8, x.dtype)
+    turns = serving.rotary_turns(positions, end, 10_000.0, turned, 8, scaling, x.dtype)
     wanted = torch.stack(
         [
-            torch.stack([reference.rotate(head, int(at), 10_000.0, turned) for head in row])
+            torch.stack([reference.rotate(head, int(at), 10_000.0, turned, scaling) for head in row])
             for row, at in zip(x, positions, strict=True)
         ]
     )
     close(serving.rotate(x, turns), wanted, atol=1e-15 * end + 1e-12)
+
+
+def test_llama3_scaling_keeps_fast_pairs_slows_slow_ones_and_joins_them_smoothly():
+    scaling = Llama3Scaling(8.0, 1.0, 4.0, 500)
+    plain, scaled = (frequencies(10_000.0, 64, how, torch.float64) for how in (None, scaling))
+    turns = plain * 500 / (2 * math.pi)
+    assert torch.equal(scaled[turns > 4], plain[turns > 4])
+    assert torch.equal(scaled[turns < 1], plain[turns < 1] / 8)
+    between = (turns >= 1) & (turns <= 4)
+    assert between.any()
+    assert ((scaled < plain) & (scaled > plain / 8))[between].all()
 
 
 def test_swiglu():

@@ -143,31 +143,36 @@ class Twin:
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight, eps = self.tensors[f"{name}.weight"], self.config.rms_norm_eps
-        return torch.stack([reference.rms_norm(row, weight, eps) for row in x.flatten(0, -2)]).view_as(x)
+        gain = weight if self.config.norm_weights == "plain" else 1 + weight
+        return torch.stack([reference.rms_norm(row, gain, eps) for row in x.flatten(0, -2)]).view_as(x)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        out, bias = x @ self.tensors[f"{name}.weight"].T, self.tensors.get(f"{name}.bias")
+        return out if bias is None else out + bias
 
     def _attention(self, layer: str, pieces: list[Tensor], starts: list[int]) -> list[Tensor]:
         config, name = self.config, f"{layer}.self_attn"
-        weight = {p: self.tensors[f"{name}.{p}_proj.weight"] for p in "qkvo"}
         outs, keys, values = [], torch.empty(0), torch.empty(0)
         for index, (x, start) in enumerate(zip(pieces, starts, strict=True)):
             rows = x.shape[0]
-            q_gate = (x @ weight["q"].T).view(rows, config.num_attention_heads, 2 * config.head_dim)
-            q = self._turn(self._norm(f"{name}.q_norm", q_gate[..., : config.head_dim]), start)
-            gate = q_gate[..., config.head_dim :]
-            k = (x @ weight["k"].T).view(rows, config.num_key_value_heads, config.head_dim)
-            k = self._turn(self._norm(f"{name}.k_norm", k), start)
-            v = (x @ weight["v"].T).view(rows, config.num_key_value_heads, config.head_dim)
+            q = self._linear(f"{name}.q_proj", x).view(rows, config.num_attention_heads, -1)
+            k, v = (self._linear(f"{name}.{p}_proj", x).view(rows, config.num_key_value_heads, -1) for p in "kv")
+            q, gate = q[..., : config.head_dim], q[..., config.head_dim :]
+            if config.qk_norm:
+                q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+            q, k = self._turn(q, start), self._turn(k, start)
             if index == 0:
                 keys, values = k, v
                 mixed = reference.causal_attention(q, k, v)
             else:
                 mixed = reference.canvas_attention(q, k, v, keys[:start], values[:start])
-            outs.append((mixed * torch.sigmoid(gate)).flatten(1) @ weight["o"].T)
+            mixed = mixed * torch.sigmoid(gate) if config.attn_output_gate else mixed
+            outs.append(self._linear(f"{name}.o_proj", mixed.flatten(1)))
         return outs
 
     def _turn(self, x: Tensor, start: int) -> Tensor:
-        theta, dims = self.config.rope_theta, self.config.rotary_dim
-        rows = [[reference.rotate(head, start + t, theta, dims) for head in row] for t, row in enumerate(x)]
+        how = self.config.rope_theta, self.config.rotary_dim, self.config.rope_scaling
+        rows = [[reference.rotate(head, start + t, *how) for head in row] for t, row in enumerate(x)]
         return torch.stack([torch.stack(row) for row in rows])
 
     def _deltanet(self, layer: str, pieces: list[Tensor], starts: list[int]) -> list[Tensor]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fourleaf.errors import ConfigError
+from fourleaf.kernels.rotary import Llama3Scaling
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 
@@ -149,3 +150,46 @@ def test_parameters_are_counted_once_when_the_head_is_tied():
     free, tied = Transformer(config), Transformer(dataclasses.replace(config, tie_word_embeddings=True))
     assert free.num_parameters - tied.num_parameters == 64 * 16
     assert "lm_head.weight" not in dict(tied.named_tensors())
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+ATTENTION_ONLY = {name: value for name, value in DENSE.items() if not name.startswith("linear_")}
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_llama3_scaling_is_read_under_either_key_and_written_back(key):
+    raw = DENSE | {key: LLAMA3}
+    config = ModelConfig.from_dict(raw)
+    assert config.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    assert config.rope_theta == 500_000.0
+    assert config.to_dict()["rope_parameters"] == LLAMA3 | {"partial_rotary_factor": 0.5}
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_llama3_scaling_without_its_numbers_is_refused():
+    with pytest.raises(ConfigError, match="low_freq_factor is missing"):
+        ModelConfig.from_dict(DENSE | {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != "low_freq_factor"}})
+
+
+def test_shapes_of_gdn_are_asked_for_where_a_layer_has_them():
+    layers = ("full_attention",) * 8
+    config = ModelConfig.from_dict(ATTENTION_ONLY | {"layer_types": list(layers)})
+    assert config.layer_types == layers
+    assert not config.has_gdn
+    with pytest.raises(ConfigError, match="lacks linear_key_head_dim, linear_value_head_dim"):
+        ModelConfig.from_dict(ATTENTION_ONLY)
+    with pytest.raises(ConfigError, match="linear_key_head_dim is 0"):
+        ModelConfig(**ATTENTION_ONLY)
+
+
+def test_an_attention_only_model_can_denoise_and_has_nothing_of_clover():
+    options = {"layer_types": ("full_attention",) * 8}
+    trunk, model = (Transformer(ModelConfig(**ATTENTION_ONLY, **options, **own)) for own in ({}, BLOCKS))
+    assert [name for name, _ in trunk.named_tensors()] == [name for name, _ in model.named_tensors()]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fourleaf.diffusion.objective import cross_entropy_sum, masked_cross_entropy_sum
 from fourleaf.kernels import reference
+from fourleaf.kernels.rotary import Llama3Scaling
 from fourleaf.model.moe import balance_loss
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.data import Batch
@@ -50,6 +51,24 @@ CONFIGS = {
     "coreset": {"coreset_top_p": 0.7},
     "coreset of at least 3": {"coreset_top_p": 0.4, "coreset_min": 3},
     "other choices": {"bd_readout_scale": "none", "bd_history_decay": "row", "bd_value_beta": "row"},
+    "plain attention": {
+        "moe": False,
+        "layer_types": ("full_attention",) * 2,
+        "num_hidden_layers": 2,
+        "attn_output_gate": False,
+        "qk_norm": False,
+        "qkv_bias": True,
+        "norm_weights": "plain",
+        "partial_rotary_factor": 1.0,
+        "rope_scaling": Llama3Scaling(4.0, 1.0, 4.0, 24),
+    },
+    "normed attention without a gate, biases everywhere": {
+        "moe": False,
+        "attn_output_gate": False,
+        "attention_bias": True,
+        "norm_weights": "plain",
+    },
+    "gated attention without norms": {"moe": False, "qk_norm": False},
 }
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fourleaf.kernels.rotary import Llama3Scaling
+
 
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x), the SiLU of every formula below."""
@@ -27,9 +29,9 @@ def softmax(logits: Tensor) -> Tensor:
     return powers / powers.sum()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[D] -> [D]. Qwen3.5's zero-centred norm: x / sqrt(mean(x²) + eps) * (1 + weight)."""
-    return x / torch.sqrt((x * x).mean() + eps) * (1 + weight)
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """[D] -> [D]. x / sqrt(mean(x²) + eps) * gain; gain: 1 + weight in Qwen3.5's zero-centred norm."""
+    return x / torch.sqrt((x * x).mean() + eps) * gain
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,12 +44,26 @@ def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x / torch.sqrt((x * x).sum() + eps)
 
 
-def rotate(x: Tensor, position: int, theta: float, dims: int) -> Tensor:
-    """RoPE on the first `dims` of x [A]: dims i and i + dims/2 are a point, turned by position / theta^(2i/dims)."""
+def frequency(pair: int, theta: float, dims: int, scaling: Llama3Scaling | None) -> float:
+    """Radians a position of dims `pair` and pair + dims/2: theta^(-2 pair / dims), slowed down by Llama 3.1's rule."""
+    once = theta ** (-2 * pair / dims)
+    if scaling is None:
+        return once
+    turns = scaling.original_max_position_embeddings * once / (2 * math.pi)
+    if turns > scaling.high_freq_factor:
+        return once
+    if turns < scaling.low_freq_factor:
+        return once / scaling.factor
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return (1 - share) * once / scaling.factor + share * once
+
+
+def rotate(x: Tensor, position: int, theta: float, dims: int, scaling: Llama3Scaling | None = None) -> Tensor:
+    """RoPE on the first `dims` of x [A]: dims i and i + dims/2 are a point, turned by position * frequency(i)."""
     turned = list(x)
     half = dims // 2
     for i in range(half):
-        angle = position / theta ** (2 * i / dims)
+        angle = position * frequency(i, theta, dims, scaling)
         turned[i] = x[i] * math.cos(angle) - x[half + i] * math.sin(angle)
         turned[half + i] = x[half + i] * math.cos(angle) + x[i] * math.sin(angle)
     return torch.stack(turned)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fourleaf.kernels.rotary import Llama3Scaling, frequencies
+
 # Above this many rows a window's W-fold copy of them costs more than W passes over them.
 _MAX_WINDOW_ROWS = 256
 # Positions whose angles are kept, at least and at most.
@@ -70,11 +72,10 @@ def sliding_taps(x: Tensor, taps: Tensor) -> Tensor:
 
 
 def _turns(
-    positions: Tensor, theta: float, turned: int, head_dim: int, dtype: torch.dtype
+    positions: Tensor, theta: float, turned: int, head_dim: int, scaling: Llama3Scaling | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide, half = torch.promote_types(dtype, torch.float32), turned // 2
-    steps = torch.arange(0, turned, 2, dtype=wide, device=positions.device)
-    once = 1.0 / theta ** (steps / turned)
+    once = frequencies(theta, turned, scaling, wide, positions.device)
     angles = positions.to(wide)[:, None] * torch.cat((once, once, once.new_zeros(head_dim - turned)))
     sin = angles.sin()
     sin[:, :half].neg_()
@@ -90,14 +91,20 @@ def _turns_below(num: int, device: torch.device, *how: Any) -> tuple[Tensor, Ten
 
 
 def rotary_turns(
-    positions: Tensor, end: int, theta: float, turned: int, head_dim: int, dtype: torch.dtype
+    positions: Tensor,
+    end: int,
+    theta: float,
+    turned: int,
+    head_dim: int,
+    scaling: Llama3Scaling | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `rotate` takes: cos and signed sin of each row's angles, [R, 1, A], and each dim's partner, [A].
 
     Dims past the first `turned` keep angle 0. Angles are computed in at least fp32 and given in `dtype`; those of all
     positions up to a power of two above `end`, which none of `positions` reaches, are kept and looked up.
     """
-    how = theta, turned, head_dim, dtype
+    how = theta, turned, head_dim, scaling, dtype
     if end > _MOST_KEPT:
         return _turns(positions, *how)
     num = max(_LEAST_KEPT, 1 << (end - 1).bit_length())

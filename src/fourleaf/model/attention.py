@@ -1,4 +1,4 @@
-"""Full attention: gated, QK-normalised, partially rotary, grouped key-value heads (Qwen3.5's `self_attn`).
+"""Full attention: rotary, grouped key-value heads; with Qwen3.5's output gate and QK norm where the config has them.
 
 Shapes: R flat rows, B sequences, T rows, C canvases, N canvas rows, H heads, G key-value heads, A head dim.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fourleaf.kernels import serving
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.layers import Derived, Fused, RMSNorm, by_columns, gain_and_eps, rotate
+from fourleaf.model.layers import Derived, Fused, RMSNorm, by_columns, rotate
 from fourleaf.model.state import KeyValues
 from fourleaf.model.work import Work
 
@@ -24,17 +24,19 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, bias = config.hidden_size, config.attention_bias
+        qkv_bias, gates = bias or config.qkv_bias, int(config.attn_output_gate)
         self.num_heads, self.num_groups, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
         )
-        self.q_proj = nn.Linear(hidden, self.num_heads * self.head_dim * 2, bias=bias)
-        self.k_proj = nn.Linear(hidden, self.num_groups * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden, self.num_groups * self.head_dim, bias=bias)
+        self.q_proj = nn.Linear(hidden, self.num_heads * self.head_dim * (1 + gates), bias=qkv_bias)
+        self.k_proj = nn.Linear(hidden, self.num_groups * self.head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(hidden, self.num_groups * self.head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, hidden, bias=bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.q_norm = RMSNorm(self.head_dim, config) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config) if config.qk_norm else None
+        self.runs = [self.num_heads + self.num_groups, *[self.num_heads] * gates, self.num_groups]
         self.fused = Fused(self.q_proj, self.k_proj, self.v_proj)
         self.joined = Derived(self._join)
 
@@ -58,55 +60,62 @@ class Attention(nn.Module):
             out = _attend(q_n, torch.cat((keys, k_n), 2), torch.cat((values, v_n), 2), work.canvas_mask)
             outs.append(work.canvas.unpad(out.transpose(1, 2)))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
-        mixed = mixed.reshape(rows, -1) * torch.sigmoid(gate.reshape(rows, -1))
+        mixed = mixed.reshape(rows, -1)
+        if gate is not None:
+            mixed = mixed * torch.sigmoid(gate.reshape(rows, -1))
         return F.linear(mixed, *self.joined().out) if serves else self.o_proj(mixed)
 
-    def _heads(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[R, D] -> q [R, H, A], k and v [R, G, A], gate [R, H, A]."""
+    def _heads(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """[R, D] -> q [R, H, A], k and v [R, G, A], gate [R, H, A] or None."""
         rows, dim = x.shape[0], self.head_dim
         if self.q_proj.bias is None:
             q_gate, k, v = self.fused(x)
         else:
             q_gate, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, gate = q_gate.view(rows, self.num_heads, 2 * dim).chunk(2, -1)
-        q = rotate(self.q_norm(q), (angles[0], angles[1]))
-        k = rotate(self.k_norm(k.view(rows, self.num_groups, dim)), (angles[0], angles[1]))
-        return q, k, v.view(rows, self.num_groups, dim), gate
+        q, *gate = q_gate.view(rows, self.num_heads, -1).split(dim, -1)
+        k = k.view(rows, self.num_groups, dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, (angles[0], angles[1])), rotate(k, (angles[0], angles[1]))
+        return q, k, v.view(rows, self.num_groups, dim), gate[0] if gate else None
 
     def _join(self) -> _Joined:
         heads, dim = self.num_heads, self.head_dim
 
         def order(q_gate: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, gate = (part.flatten(0, 1) for part in q_gate.detach().unflatten(0, (heads, 2 * dim)).split(dim, 1))
-            return torch.cat((q, k.detach(), gate, v.detach()))
+            q, *gate = (part.flatten(0, 1) for part in q_gate.detach().unflatten(0, (heads, -1)).split(dim, 1))
+            return torch.cat((q, k.detach(), *gate, v.detach()))
 
         weight = order(self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
         bias = self.q_proj.bias
         if bias is not None:
             bias = order(bias, self.k_proj.bias, self.v_proj.bias)
-        gain = torch.cat((self.q_norm.weight.expand(heads, dim), self.k_norm.weight.expand(self.num_groups, dim)))
-        out = self.o_proj.weight, self.o_proj.bias
-        return _Joined(by_columns(weight), bias, *gain_and_eps(1.0 + gain, self.q_norm.eps), out)
+        norm = None
+        if self.q_norm is not None and self.k_norm is not None:
+            (q_gain, eps), (k_gain, _) = self.q_norm.gain(), self.k_norm.gain()
+            norm = torch.cat((q_gain.expand(heads, dim), k_gain.expand(self.num_groups, dim))), eps
+        return _Joined(by_columns(weight), bias, norm, (self.o_proj.weight, self.o_proj.bias))
 
-    def _heads_at_once(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _heads_at_once(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """`_heads` in fewer operations, without gradients."""
-        rows, heads, groups, dim = x.shape[0], self.num_heads, self.num_groups, self.head_dim
         joined = self.joined()
-        flat = F.linear(x, joined.weight, joined.bias).view(rows, 2 * (heads + groups), dim)
-        qk, gate, v = flat.split_with_sizes((heads + groups, heads, groups), 1)
-        turned = serving.rotate(serving.rms_norm(qk, joined.gain, joined.eps), (angles[0], angles[1], angles[2]))
-        q, k = turned.split_with_sizes((heads, groups), 1)
-        return q, k, v, gate
+        flat = F.linear(x, joined.weight, joined.bias).view(x.shape[0], -1, self.head_dim)
+        qk, *gate, v = flat.split_with_sizes(self.runs, 1)
+        if joined.norm is not None:
+            qk = serving.rms_norm(qk, *joined.norm)
+        turned = serving.rotate(qk, (angles[0], angles[1], angles[2]))
+        q, k = turned.split_with_sizes((self.num_heads, self.num_groups), 1)
+        return q, k, v, gate[0] if gate else None
 
 
 class _Joined(NamedTuple):
     """What serving derives from a layer's parameters: one weight (and bias) whose columns are q, k, gate, v, so that q
-    and k are normed and turned as one; the gains of both norms, [H+G, A]; their eps; the output's weight and bias."""
+    and k are normed and turned as one; the gains of both norms, [H+G, A], and their eps; the output's weight and bias.
+    """
 
     weight: Tensor
     bias: Tensor | None
-    gain: Tensor
-    eps: Tensor
+    norm: tuple[Tensor, Tensor] | None
     out: tuple[Tensor, Tensor | None]
 
 

@@ -1,4 +1,4 @@
-"""The model's configuration: Hugging Face's keys of `qwen3_5_text` and `qwen3_5_moe_text`, plus block diffusion's."""
+"""The model's configuration: Hugging Face's keys of `qwen3_5_text` and `qwen3_5_moe_text`, plus choices of our own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fourleaf.errors import ConfigError
+from fourleaf.kernels.rotary import Llama3Scaling
 
 LayerType = Literal["linear_attention", "full_attention"]
 
@@ -18,7 +19,15 @@ class ModelConfig:
     """Shapes and choices of one model. Keys that Hugging Face also has keep its names and meanings.
 
     A config with `block_size` and `mask_token_id` is a block diffusion model; without them it is an AR trunk,
-    whose GDN layers lack the four Clover tensors. `num_experts` 0 means dense MLPs.
+    whose GDN layers lack the four Clover tensors. `num_experts` 0 means dense MLPs. `trunk` is the Hugging Face
+    `model_type` whose AR model this one's clean path is, where it came from one.
+
+    Choices of an attention layer and of the norms, for trunks other than Qwen3.5:
+      attn_output_gate   a sigmoid gate on each head's output, from the other half of q_proj's rows.
+      qk_norm            RMS norm of each head's q and k.
+      qkv_bias           biases on q, k and v alone; attention_bias puts them on the output, too.
+      norm_weights       "zero_centred": an RMS norm multiplies by 1 + weight; "plain": by the weight.
+      rope_scaling       None, or how positions are stretched.
 
     The last group names what Clover's public record leaves open, one choice each:
       bd_readout_scale   "key_dim": q is scaled by key_dim^-1/2 before it reads the state; "none": it is not.
@@ -29,6 +38,7 @@ class ModelConfig:
     """
 
     model_type: str = "clover"
+    trunk: str | None = None
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -38,20 +48,25 @@ class ModelConfig:
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 32768
-    eos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    norm_weights: Literal["zero_centred", "plain"] = "zero_centred"
 
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     attention_bias: bool = False
+    qkv_bias: bool = False
+    attn_output_gate: bool = True
+    qk_norm: bool = True
     rope_theta: float = 10_000_000.0
     partial_rotary_factor: float = 0.25
+    rope_scaling: Llama3Scaling | None = None
 
     linear_conv_kernel_dim: int = 4
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_num_key_heads: int
-    linear_num_value_heads: int
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
 
     intermediate_size: int = 0
     num_experts: int = 0
@@ -80,12 +95,12 @@ class ModelConfig:
         self._check_block_diffusion()
 
     def _check_shapes(self) -> None:
-        for field in _COUNTS:
+        unknown = set(self.layer_types) - {"linear_attention", "full_attention"}
+        _require(not unknown, "layer_types", sorted(unknown), "linear_attention or full_attention")
+        for field in (*_COUNTS, *(_GDN_COUNTS if self.has_gdn else ())):
             count = getattr(self, field)
             _require(isinstance(count, int) and count >= 1, field, count, "a whole number of at least 1")
         _require(len(self.layer_types) == self.num_hidden_layers, "layer_types", len(self.layer_types), "one a layer")
-        unknown = set(self.layer_types) - {"linear_attention", "full_attention"}
-        _require(not unknown, "layer_types", sorted(unknown), "linear_attention or full_attention")
         _require(
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_attention_heads",
@@ -93,7 +108,7 @@ class ModelConfig:
             f"a multiple of num_key_value_heads {self.num_key_value_heads}",
         )
         _require(
-            self.linear_num_value_heads % self.linear_num_key_heads == 0,
+            not self.has_gdn or self.linear_num_value_heads % self.linear_num_key_heads == 0,
             "linear_num_value_heads",
             self.linear_num_value_heads,
             f"a multiple of linear_num_key_heads {self.linear_num_key_heads}",
@@ -123,12 +138,16 @@ class ModelConfig:
             _require(
                 ok, "coreset_min", least, f"in {self.num_experts_per_tok}..{self.num_experts}: top-k to all experts"
             )
-        for field, allowed in _OPEN_CHOICES.items():
+        for field, allowed in _CHOICES.items():
             _require(getattr(self, field) in allowed, field, getattr(self, field), " or ".join(allowed))
 
     @property
     def is_block_diffusion(self) -> bool:
         return self.block_size is not None
+
+    @property
+    def has_gdn(self) -> bool:
+        return "linear_attention" in self.layer_types
 
     @property
     def rotary_dim(self) -> int:
@@ -150,16 +169,15 @@ class ModelConfig:
     def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
         """Reads a config.json. Keys that this model has no use for are ignored; missing ones raise ConfigError."""
         known = {field.name for field in dataclasses.fields(cls)}
-        rope = raw.get("rope_parameters") or {}
-        if rope.get("rope_type", "default") != "default":
-            raise ConfigError(f"rope_type is {rope['rope_type']!r}; only 'default' is supported")
+        rope = _rope(raw)
         if raw.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
-        values = {k: v for k, v in {**rope, **raw}.items() if k in known and v is not None}
-        if "layer_types" in values:
-            values["layer_types"] = tuple(values["layer_types"])
-        missing = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.name not in values]
-        if missing:
+        given = {k: v for k, v in {**raw, **rope}.items() if k in known and v is not None}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        if "linear_attention" in values.get("layer_types", ["linear_attention"]):
+            needed += [name for name in _GDN_COUNTS if name != "linear_conv_kernel_dim"]
+        if missing := [name for name in needed if name not in values]:
             raise ConfigError(f"config lacks {', '.join(missing)}: is this a Qwen3.5-style text model?")
         return cls(**values)
 
@@ -177,10 +195,12 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """The config.json of this model, in Hugging Face's shape (`rope_parameters` nested)."""
         raw = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        scaling = raw.pop("rope_scaling", {})
         raw["rope_parameters"] = {
-            "rope_type": "default",
+            "rope_type": "llama3" if scaling else "default",
             "rope_theta": raw.pop("rope_theta"),
             "partial_rotary_factor": raw.pop("partial_rotary_factor"),
+            **scaling,
         }
         return raw
 
@@ -192,18 +212,37 @@ _COUNTS = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+)
+_GDN_COUNTS = (
     "linear_conv_kernel_dim",
     "linear_key_head_dim",
     "linear_value_head_dim",
     "linear_num_key_heads",
     "linear_num_value_heads",
 )
-_OPEN_CHOICES = {
+_CHOICES = {
+    "norm_weights": ("zero_centred", "plain"),
     "bd_readout_scale": ("key_dim", "none"),
     "bd_history_decay": ("none", "row"),
     "bd_value_beta": ("none", "row"),
     "bd_right_taps": ("inside",),
 }
+
+
+def _rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config.json's rotary settings under our fields' names. Raises ConfigError for a scaling we do not compute."""
+    rope: dict[str, Any] = {**(raw.get("rope_parameters") or raw.get("rope_scaling") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope = {"rope_theta": raw.get("rope_theta"), "partial_rotary_factor": raw.get("partial_rotary_factor"), **rope}
+    if kind == "default":
+        return rope | {"rope_scaling": None}
+    if kind != "llama3":
+        raise ConfigError(f"rope_type is {kind!r}; only 'default' and 'llama3' are supported")
+    rope.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
+    names = [field.name for field in dataclasses.fields(Llama3Scaling)]
+    if missing := [name for name in names if rope.get(name) is None]:
+        raise ConfigError(f"rope_type is 'llama3', but {', '.join(missing)} is missing beside it")
+    return rope | {"rope_scaling": Llama3Scaling(**{name: rope[name] for name in names})}
 
 
 def _require(holds: bool, field: str, value: object, limit: str) -> None:

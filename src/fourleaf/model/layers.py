@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fourleaf.kernels import serving
 from fourleaf.kernels.fuse import fusable
+from fourleaf.kernels.rotary import frequencies
 from fourleaf.model.config import ModelConfig
 
 T = TypeVar("T")
@@ -37,17 +38,19 @@ class Derived(Generic[T]):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * (1 + weight), in at least fp32: Qwen3.5's zero-centred norm."""
+    """x / rms(x) * gain, in at least fp32. The gain is 1 + weight in Qwen3.5's zero-centred norm, the weight itself in
+    a plain one."""
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(dim))
-        self.eps = eps
-        self.gain = Derived(lambda: gain_and_eps(1.0 + self.weight, eps))
+        self.is_plain = config.norm_weights == "plain"
+        self.weight = nn.Parameter(torch.ones(dim) if self.is_plain else torch.zeros(dim))
+        self.eps = config.rms_norm_eps
+        self.gain = Derived(lambda: gain_and_eps(self.weight if self.is_plain else 1.0 + self.weight, self.eps))
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return _rms_norm(x, self.weight, self.eps)
+            return (_plain_rms_norm if self.is_plain else _rms_norm)(x, self.weight, self.eps)
         return serving.rms_norm(x, *self.gain())
 
 
@@ -80,6 +83,13 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @fusable
+def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(x.dtype)
+
+
+@fusable
 def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -96,9 +106,9 @@ def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype = t
 
     `dtype`: the rows'; angles are computed in at least fp32.
     """
-    dim, wide = config.rotary_dim, torch.promote_types(dtype, torch.float32)
-    steps = torch.arange(0, dim, 2, dtype=wide, device=positions.device)
-    angles = positions[:, None].to(wide) * (1.0 / config.rope_theta ** (steps / dim))
+    wide = torch.promote_types(dtype, torch.float32)
+    once = frequencies(config.rope_theta, config.rotary_dim, config.rope_scaling, wide, positions.device)
+    angles = positions[:, None].to(wide) * once
     angles = torch.cat((angles, angles), -1).unsqueeze(1)
     return angles.cos(), angles.sin()
 
@@ -111,6 +121,16 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     first, second = turned.chunk(2, -1)
     turned = turned * cos + torch.cat((-second, first), -1) * sin
     return torch.cat((turned, rest), -1)
+
+
+class Replacement(nn.Module):
+    """Takes the place of a linear, or of a layer's experts, and runs the same product in another way: from packed
+    weights, or with its inputs recorded. `Transformer.replace` puts it there."""
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that it stands for and that are not among its parameters."""
+        raise NotImplementedError
 
 
 class MLP(nn.Module):
@@ -134,24 +154,35 @@ class MLP(nn.Module):
 class Fused:
     """Linears that read the same rows, run as one matrix product. Their parameters keep their own names and files.
 
-    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`.
+    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`. Where one of
+    them has been replaced, each runs by itself.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
-        self.linears = linears
+        self.linears: list[nn.Module] = list(linears)
         self.widths = [linear.out_features for linear in linears]
+        self.is_whole = True
         self.weight = Derived(lambda: by_columns(self._join()))
 
     def refresh(self) -> None:
         """Forgets the joined weight: the parameters have changed."""
         self.weight.refresh()
 
+    def replace(self, old: nn.Module, new: Replacement) -> None:
+        """Runs `new` where `old` ran; nothing changes where `old` is none of these linears."""
+        if old in self.linears:
+            self.linears = [new if linear is old else linear for linear in self.linears]
+            self.is_whole = False
+            self.refresh()
+
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        if not self.is_whole:
+            return tuple(linear(x) for linear in self.linears)
         weight = self._join() if torch.is_grad_enabled() else self.weight()
         return F.linear(x, weight).split_with_sizes(self.widths, -1)
 
     def _join(self) -> Tensor:
-        return torch.cat([linear.weight for linear in self.linears])
+        return torch.cat([linear.weight for linear in self.linears if isinstance(linear, nn.Linear)])
 
 
 def by_columns(weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fourleaf.kernels import serving
 from fourleaf.model.attention import Attention
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.deltanet import DeltaNet
-from fourleaf.model.layers import MLP, Derived, Fused, RMSNorm, rotary_angles
+from fourleaf.model.layers import MLP, Derived, Fused, Replacement, RMSNorm, rotary_angles
 from fourleaf.model.moe import Experts, MixtureOfExperts, Router
 from fourleaf.model.state import KeyValues, Recurrent, State
 from fourleaf.model.work import Work
@@ -26,8 +26,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config)
         self.is_attention = config.layer_types[index] == "full_attention"
         if self.is_attention:
             self.self_attn = Attention(config)
@@ -76,7 +76,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config)
 
 
 class Transformer(nn.Module):
@@ -89,6 +89,7 @@ class Transformer(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        self.is_replaced = False
         self.apply(self._reset)
 
     def forward(self, work: Work, state: State | None = None) -> tuple[Tensor, list[Tensor]]:
@@ -97,10 +98,15 @@ class Transformer(nn.Module):
         Causal rows extend `state`; canvas rows read it. Without a state every sequence starts at 0 and nothing is
         kept: that is training.
         """
+        if self.is_replaced:
+            with torch.enable_grad():  # no parameter wants one; this chooses the path that calls its linears as modules
+                return self._run(work, state)
+        return self._run(work, state)
+
+    def _run(self, work: Work, state: State | None) -> tuple[Tensor, list[Tensor]]:
         assert state is None or state.lengths == work.starts
         assert work.canvas is None or work.canvas.max_len <= (self.config.block_size or 0)
-        x = self._embed(work.tokens)
-        angles = self._angles(work, x.dtype)
+        x, angles = self.begin(work)
         routers = []
         for index, layer in enumerate(self.model.layers):
             x, router_logits = layer(x, work, angles, None if state is None else state.layers[index])
@@ -109,6 +115,11 @@ class Transformer(nn.Module):
         if state is not None:
             state.lengths = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
         return self.model.norm(x), routers
+
+    def begin(self, work: Work) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What the first layer takes: embedded rows [R, D], and what attention turns its rows by."""
+        x = self._embed(work.tokens)
+        return x, self._angles(work, x.dtype)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """[R] -> [R, D]."""
@@ -121,7 +132,7 @@ class Transformer(nn.Module):
         config = self.config
         if torch.is_grad_enabled():
             return rotary_angles(work.positions, config, dtype)
-        shape = config.rope_theta, config.rotary_dim, config.head_dim
+        shape = config.rope_theta, config.rotary_dim, config.head_dim, config.rope_scaling
         return serving.rotary_turns(work.positions, work.end, *shape, dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -135,13 +146,25 @@ class Transformer(nn.Module):
                 if isinstance(part, Derived | Fused):
                     part.refresh()
 
+    def replace(self, name: str, new: Replacement) -> None:
+        """Puts `new` in the place of the linear or the experts at `name`. The model cannot be trained from then on."""
+        parent, _, child = name.rpartition(".")
+        owner, old = self.get_submodule(parent), self.get_submodule(name)
+        setattr(owner, child, new)
+        for part in vars(owner).values():
+            if isinstance(part, Fused):
+                part.replace(old, new)
+        self.is_replaced = True
+        self.requires_grad_(False)
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters by checkpoint name; a tied head is not a tensor of its own."""
         return iter(self.named_parameters())
 
     @property
     def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters())
+        replaced = sum(m.num_weights for m in self.modules() if isinstance(m, Replacement))
+        return replaced + sum(p.numel() for p in self.parameters())
 
     @torch.no_grad()
     def _reset(self, module: nn.Module) -> None:
