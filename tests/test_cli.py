@@ -51,7 +51,7 @@ def test_help_names_every_command_and_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
-    for name in ("run", "chat", "serve", "eval", "bench", "train"):
+    for name in ("run", "chat", "serve", "eval", "bench", "train", "quantize"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -77,6 +77,9 @@ def test_a_mistake_ends_the_process_with_2_and_one_line():
         (["fly"], "fly"),
         (["run"], "'text'"),
         (["run", "hi", "--colour"], "--colour"),
+        (["quantize", "nowhere", "new", "--group", "48"], "group_size is 48; it must be one of 32, 64, 128"),
+        (["quantize", "nowhere", "new", "--scheme", "awq"], "method is 'awq'; it must be one of rtn, gptq"),
+        (["quantize", "nowhere", "new"], "cannot read nowhere/config.json"),
         (["run", "hi", "--mode", "fast"], "ar, diffuse"),
         (["run", "hi", "--threshold", "2"], "threshold"),
         (["run", "hi", "--temperature", "-1"], "temperature"),

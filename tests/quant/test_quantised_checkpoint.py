@@ -1,0 +1,261 @@
+"""Quantised folders: complete, whole or absent, run by the engine, and refused by name where they are not ours."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fourleaf import cli
+from fourleaf.checkpoint import quantised
+from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_tensors, write_json, write_tensors
+from fourleaf.checkpoint.quantised import INDEX, KEY, load_checkpoint, quantise_checkpoint, weight_files
+from fourleaf.engine.engine import Engine, bundled_path
+from fourleaf.engine.request import GenerateParams
+from fourleaf.errors import CheckpointError, ConfigError, FourleafError
+from fourleaf.model.work import Segments, Work
+from fourleaf.quant.int4 import Int4Config, dequantise, quantise
+from fourleaf.quant.linear import QuantLinear, is_quantised
+
+KINDS = pytest.mark.parametrize(
+    "options",
+    [{}, {"moe": True}, {"tie_word_embeddings": True}, {"block_size": None, "mask_token_id": None}],
+    ids=["dense", "experts", "tied", "trunk"],
+)
+COMPANIONS = {"tokenizer.json", "chat_template.jinja", "tools.json", "README.md"}
+
+
+def digest(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def rewrite(folder: Path, **changes) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    write_json(folder / CONFIG, config | {KEY: config[KEY] | changes})
+
+
+@pytest.fixture
+def quantised_folder(tmp_path, checkpoint) -> Path:
+    quantise_checkpoint(checkpoint(), tmp_path / "int4", Int4Config(group_size=32))
+    return tmp_path / "int4"
+
+
+@KINDS
+@pytest.mark.parametrize("shard_bytes", [20_000, quantised.SHARD_BYTES], ids=["sharded", "one file"])
+@torch.inference_mode()
+def test_a_quantised_folder_is_the_source_with_rounded_matrices(shard_bytes, options, tmp_path, checkpoint):
+    source, target = checkpoint(**options), tmp_path / "deep" / "int4"
+    before, config = digest(source), Int4Config(group_size=32)
+    sizes = quantise_checkpoint(source, target, config, shard_bytes=shard_bytes)
+    assert digest(source) == before
+    weights = {file.name for file in weight_files(target)} | ({INDEX} if shard_bytes < 1e6 else set())
+    assert {file.name for file in target.iterdir()} == weights | COMPANIONS | {CONFIG}
+    assert {name: digest(target)[name] for name in COMPANIONS} == {name: before[name] for name in COMPANIONS}
+    assert (len(weights) > 2) == (shard_bytes < 1e6)
+    assert list(target.parent.iterdir()) == [target]
+
+    plain = load_model(source)
+    for name, tensor in plain.named_tensors():
+        if is_quantised(name):
+            tensor.copy_(dequantise(quantise(tensor.bfloat16(), config)))
+    plain.refresh()
+    found = load_checkpoint(target)
+    assert found.config == plain.config
+    assert not found.training
+    assert found.num_parameters == plain.num_parameters == sizes.num_quantised + sizes.num_kept
+    work = Work(torch.arange(20), Segments([20]), [0])
+    torch.testing.assert_close(found.head(found(work)[0]), plain.head(plain(work)[0]), rtol=0, atol=1e-4)
+    assert sizes.bytes_before == sum(t.nbytes for t in read_tensors(source / WEIGHTS)[0].values())
+    stored = {name: t for file in weight_files(target) for name, t in read_tensors(file)[0].items()}
+    assert sizes.bytes_after == sum(t.nbytes for t in stored.values())
+    assert {t.dtype for name, t in stored.items() if not name.endswith(("packed", "scales", "zeros"))} == {
+        torch.bfloat16
+    }
+
+
+def test_other_keys_of_the_configuration_stay(tmp_path, checkpoint):
+    source = checkpoint()
+    raw = json.loads((source / CONFIG).read_text()) | {"transformers_version": "5.0"}
+    write_json(source / CONFIG, raw)
+    config = Int4Config(group_size=128, symmetric=True, scale_dtype="bfloat16")
+    quantise_checkpoint(source, tmp_path / "int4", config)
+    assert json.loads((tmp_path / "int4" / CONFIG).read_text()) == raw | {KEY: config.to_dict()}
+
+
+def test_a_folder_that_is_not_quantised_loads_as_ever(checkpoint):
+    source = checkpoint()
+    ours, theirs = load_checkpoint(source, torch.float64), load_model(source, torch.float64)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["ar", "diffuse"])
+def test_the_engine_runs_a_quantised_folder(mode, quantised_folder):
+    engine = Engine.load(quantised_folder)
+    prompt = engine.chat.render([{"role": "user", "content": "hello"}])
+    (found,) = engine.generate_many([prompt], GenerateParams(mode=mode, max_tokens=20))
+    alone = [t for delta in engine.generate(prompt, GenerateParams(mode=mode, max_tokens=20)) for t in delta.tokens]
+    assert found[0] == alone
+    assert found[1].usage is not None
+    assert found[1].usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize("scheme", ["rtn", "gptq"])
+def test_the_bundled_model_quantised_answers_in_both_modes(scheme, tmp_path, capsys):
+    words = ["quantize", str(bundled_path()), str(tmp_path / "int4"), "--scheme", scheme, "--examples", "6"]
+    with pytest.raises(SystemExit) as ended:
+        cli.app(words)
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert re.search(r"[\d,]+ weights in 4\.\d\d bits each, [\d,]+ as they were", printed)
+    size, original = ((folder / WEIGHTS).stat().st_size for folder in (tmp_path / "int4", bundled_path()))
+    assert size < 0.45 * original
+    assert f"{original / 1e6:,.1f} MB before, {size / 1e6:,.1f} MB after" in printed
+    engines = [Engine.load(path) for path in (tmp_path / "int4", bundled_path())]
+    prompt = engines[0].chat.render([{"role": "user", "content": "open the sunroof"}])
+    for mode in ("ar", "diffuse"):
+        params = GenerateParams(mode=mode, max_tokens=60)
+        ours, theirs = (e.tokenizer.decode(e.generate_many([prompt], params)[0][0]) for e in engines)
+        assert ours.startswith("<tool_call>") or not theirs.startswith("<tool_call>")
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from fourleaf.checkpoint import quantised
+from fourleaf.quant.int4 import Int4Config
+
+left = {calls}
+real = quantised.{function}
+def stop(*words, **named):
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return real(*words, **named)
+quantised.{function} = stop
+quantised.quantise_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), Int4Config(), shard_bytes=20_000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [("quantise", 5), ("write_tensors", 2), ("write_json", 0), ("write_json", 1)],
+)
+def test_a_kill_leaves_nothing_that_loads(function, calls, tmp_path, checkpoint):
+    source, target = checkpoint(), tmp_path / "int4"
+    before = digest(source)
+    program = KILLED_AT.format(function=function, calls=calls)
+    done = subprocess.run([sys.executable, "-c", program, source, target], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert digest(source) == before
+    assert not target.exists()
+    left = [path for path in tmp_path.iterdir() if path != source]
+    assert left, "nothing was begun, so nothing was interrupted"
+    for folder in left:
+        with pytest.raises(FourleafError):
+            load_checkpoint(folder)
+    quantise_checkpoint(source, target, Int4Config())  # what the killed run left is in nobody's way
+    assert sorted(tmp_path.iterdir()) == sorted((source, target))
+    load_checkpoint(target)
+
+
+def test_an_error_in_the_middle_leaves_nothing(tmp_path, checkpoint, monkeypatch):
+    source = checkpoint()
+
+    def full(path, tensors, metadata=None) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(quantised, "write_tensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        quantise_checkpoint(source, tmp_path / "int4", Int4Config())
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_source_that_is_broken_or_quantised_is_refused(tmp_path, checkpoint, quantised_folder):
+    target = tmp_path / "again"
+    with pytest.raises(ConfigError, match="int4 exists; name a new folder"):
+        quantise_checkpoint(checkpoint(), quantised_folder, Int4Config())
+    with pytest.raises(CheckpointError, match="quantised already; quantise the original"):
+        quantise_checkpoint(quantised_folder, target, Int4Config())
+    source = checkpoint("broken")
+    tensors, _ = read_tensors(source / WEIGHTS)
+    name = "model.layers.2.mlp.down_proj.weight"
+    for change, message in (
+        ({name: tensors[name][:, :-1]}, rf"{name} has shape \(40, 70\), expected \(40, 71\)"),
+        ({name: tensors[name] * torch.inf}, rf"{name}: a weight of magnitude (nan|inf) does not fit INT4"),
+        ({"extra": torch.ones(2)}, "holds extra, unknown to its configuration"),
+    ):
+        write_tensors(source / WEIGHTS, tensors | change)
+        with pytest.raises(CheckpointError, match=message):
+            quantise_checkpoint(source, target, Int4Config())
+    write_tensors(source / WEIGHTS, {n: t for n, t in tensors.items() if n != name})
+    with pytest.raises(CheckpointError, match=rf"lacks {name}, expected with shape \(40, 71\)"):
+        quantise_checkpoint(source, target, Int4Config())
+    assert not target.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quant_method": "gptq"}, "quant_method 'gptq'; this release of Fourleaf reads quant_method 'fourleaf'"),
+        ({"scheme": "nf4"}, "scheme 'nf4'"),
+        ({"version": 7}, "version 7"),
+    ],
+)
+def test_an_unknown_quantisation_is_refused_by_name(changes, message, quantised_folder):
+    rewrite(quantised_folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(quantised_folder)
+
+
+PACKED = "model.layers.0.mlp.gate_proj.weight.packed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(PACKED), rf"lacks {PACKED}, expected with shape \(71, 20\)"),
+        (lambda t: t.update({PACKED: t[PACKED][1:]}), rf"{PACKED} has shape \(70, 20\), expected \(71, 20\)"),
+        (lambda t: t.update({PACKED: t[PACKED].float()}), rf"{PACKED} is torch.float32, expected torch.uint8"),
+        (lambda t: t.pop("model.norm.weight"), "lacks model.norm.weight"),
+        (lambda t: t.update(stray=torch.ones(1)), "holds stray"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(change, message, quantised_folder):
+    tensors, _ = read_tensors(quantised_folder / WEIGHTS)
+    change(tensors)
+    write_tensors(quantised_folder / WEIGHTS, tensors)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(quantised_folder)
+
+
+def test_a_scheme_that_the_file_does_not_hold_is_refused(quantised_folder):
+    rewrite(quantised_folder, symmetric=True)
+    with pytest.raises(CheckpointError, match=r"zeros .*unknown to its configuration"):
+        load_checkpoint(quantised_folder)
+    rewrite(quantised_folder, symmetric=False, group_size=64)
+    with pytest.raises(CheckpointError, match=r"scales has shape"):
+        load_checkpoint(quantised_folder)
+
+
+def test_packed_weights_stay_in_the_file(quantised_folder):
+    """Mapped, not read: memory that the system may take back at any time."""
+    load_checkpoint(quantised_folder)
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        pytest.skip("only Linux says what is mapped")
+    model = load_checkpoint(quantised_folder)
+    mapped = [line for line in maps.read_text().splitlines() if line.endswith(os.fspath(quantised_folder / WEIGHTS))]
+    assert mapped
+    linear = model.get_submodule("model.layers.0.mlp.gate_proj")
+    assert isinstance(linear, QuantLinear)
+    address = linear.packed.values.data_ptr()
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in mapped]
+    assert any(low <= address < high for low, high in ranges)
