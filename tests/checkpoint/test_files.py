@@ -7,7 +7,7 @@ import stat
 import pytest
 import torch
 
-from fourleaf.checkpoint import files
+from fourleaf.checkpoint import disk, files
 from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_tensors, save_model, write_json, write_tensors
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
@@ -144,8 +144,8 @@ def test_an_interrupted_write_leaves_the_old_file(place, error, folder, monkeypa
             given[1].write_bytes(b"half a fi")
         raise error
 
-    monkeypatch.setattr(*((files, "save_file") if place == "save_file" else (os, "fsync")), torn)
-    with pytest.raises((KeyboardInterrupt, OSError)):
+    monkeypatch.setattr(*((disk, "save_file") if place == "save_file" else (os, "fsync")), torn)
+    with pytest.raises((KeyboardInterrupt, CheckpointError)):
         write_tensors(folder / WEIGHTS, {"a": torch.ones(3)})
     assert (folder / WEIGHTS).read_bytes() == before
     assert names(folder) == [CONFIG, WEIGHTS]

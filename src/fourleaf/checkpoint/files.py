@@ -1,86 +1,89 @@
-"""Checkpoint files: safetensors and JSON, written so that a reader never sees half a file."""
+"""Models to checkpoint folders and back."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from fourleaf.checkpoint.disk import read_json, read_tensors, write_json, write_tensors
+from fourleaf.checkpoint.families import Family
+from fourleaf.checkpoint.folder import CheckpointFolder, arrange
+from fourleaf.checkpoint.names import Layout, table
+from fourleaf.checkpoint.shards import CONFIG, INDEX, SHARD_BYTES, WEIGHTS, ShardWriter
 from fourleaf.errors import CheckpointError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+__all__ = [
+    "CONFIG",
+    "INDEX",
+    "WEIGHTS",
+    "empty_model",
+    "fill_model",
+    "load_model",
+    "read_json",
+    "read_tensors",
+    "save_model",
+    "write_json",
+    "write_tensors",
+]
 
 
-@contextmanager
-def _replacing(path: Path) -> Generator[Path]:
-    """A new file beside `path` to write; it takes the place of `path` once it is whole and on disk, or is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as the user's umask says; safetensors alone would bar all other users
-        yield temporary
-        temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+@torch.no_grad()
+def save_model(
+    model: Transformer,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    *,
+    family: Family | None = None,
+    layout: Layout | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a checkpoint folder: config.json, and weights in files of up to `shard_bytes`.
 
+    Floating tensors in `dtype` where one is given. Names and config are ours, or those of `family`; `layout` says how
+    its tensors are arranged, the family's usual way by default. Raises CheckpointError where the disk is full.
+    """
+    layout = layout or (family.layout if family else Layout())
+    config = family.raw(model.config) if family else model.config.to_dict()
+    tensors = dict(model.named_tensors())
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Writes one safetensors file; `path` holds the old one or the new one at any moment."""
-    with _replacing(path) as file:
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file, metadata or {"format": "pt"})
+    def own(name: str) -> Tensor:
+        return tensors[name] if dtype is None else tensors[name].to(dtype)
 
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors by name, metadata). Raises CheckpointError where the file is missing or broken."""
-    if not path.is_file():
-        raise CheckpointError(f"there is no {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is broken or truncated: {error}") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON; `path` holds the old text or the new one at any moment."""
-    with _replacing(path) as file:
-        file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def save_model(model: Transformer, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Writes config.json and model.safetensors; floating tensors in `dtype` where one is given."""
-    tensors = {name: t if dtype is None else t.to(dtype) for name, t in model.named_tensors()}
-    write_tensors(folder / WEIGHTS, tensors)
-    write_json(folder / CONFIG, model.config.to_dict())
+    with ShardWriter(folder, shard_bytes=shard_bytes) as out:
+        for name, tensor in arrange(own, table(model.config, layout)):
+            out.add(name, tensor)
+        out.finish(config)
+        out.publish()
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
-    """Reads a checkpoint folder into a model in `dtype`.
+    """Reads a checkpoint folder of any known architecture into a model in `dtype`, file by file.
 
-    Raises CheckpointError naming a tensor that is missing, unknown or of another shape, with both shapes, and
-    ConfigError where config.json is missing or out of limits.
+    Raises CheckpointError naming a file that is missing or broken, or a tensor that is missing, unknown or of another
+    shape, with both shapes; ConfigError where config.json is missing, out of limits, or of an unknown architecture.
     """
-    config = ModelConfig.from_file(folder / CONFIG)
-    tensors, _ = read_tensors(folder / WEIGHTS)
-    model = Transformer(config)
-    fill_model(model, tensors, folder / WEIGHTS)
-    model.to(dtype)
-    model.refresh()
+    with CheckpointFolder(folder) as source:
+        model = empty_model(source.config, dtype)
+        source.fill(model)
     return model.eval()
+
+
+def empty_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
+    """A model whose parameters have memory but no values yet: what fills them touches each page once."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    made: dict[int, nn.Parameter] = {}  # a tied head stays one tensor with the embedding
+    for module in model.modules():
+        for name, tensor in module.named_parameters(recurse=False):
+            if id(tensor) not in made:
+                made[id(tensor)] = nn.Parameter(torch.empty(tensor.shape, dtype=dtype))
+            setattr(module, name, made[id(tensor)])
+    return model
 
 
 @torch.no_grad()
