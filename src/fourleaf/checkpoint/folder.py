@@ -48,7 +48,12 @@ class CheckpointFolder(AbstractContextManager["CheckpointFolder"]):
         self.shards = Shards(folder)
         names = self.shards.shapes
         if lacks_clover(self.config, names):
-            log.warning("%s lacks block diffusion's tensors (%s): it loads as an AR model", folder, CLOVER_TENSORS[0])
+            log.warning(
+                "%s lacks the block diffusion tensors (%s) that its configuration speaks of: it loads as an AR model; "
+                "mode 'ar' works, 'diffuse' does not",
+                folder,
+                ", ".join(CLOVER_TENSORS),
+            )
             self.config = dataclasses.replace(self.config, block_size=None, mask_token_id=None)
         if not self.config.is_block_diffusion and any(name.endswith(CLOVER_TENSORS) for name in names):
             raise ConfigError(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_tensors, write_json, write_tensors
+from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_json, read_tensors, write_json, write_tensors
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
@@ -48,9 +48,10 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, choose: Ch
     can take back. Raises CheckpointError and ConfigError as `load_model` does, and ConfigError for a quantisation that
     is not known here.
     """
-    config, raw = ModelConfig.from_file(folder / CONFIG), _raw_config(folder)
+    raw = read_json(folder / CONFIG)
     if KEY not in raw:
         return load_model(folder, dtype)
+    config = ModelConfig.from_dict(raw)
     scheme = Int4Config.from_dict(raw[KEY])
     tensors = {name: t for file in weight_files(folder) for name, t in read_tensors(file)[0].items()}
     model = _without_weights(config)

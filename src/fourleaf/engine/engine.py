@@ -89,7 +89,11 @@ class Engine:
                 code="context_length_exceeded",
             )
         if params.mode == "diffuse" and not self.model.config.is_block_diffusion:
-            raise RequestError(f"{self.name} is an AR model; mode must be 'ar', not 'diffuse'", param="mode")
+            raise RequestError(
+                f"{self.name} is an AR model, as its checkpoint lacks block diffusion's tensors or settings: mode 'ar' "
+                "works, 'diffuse' does not. Use the complete checkpoint, or `fourleaf convert` and training.",
+                param="mode",
+            )
         return Request(prompt_ids, params, min(params.max_tokens, room), observe)
 
     @property
