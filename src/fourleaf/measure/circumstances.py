@@ -27,13 +27,13 @@ def circumstances(engine: Engine, path: Path) -> dict[str, Any]:
         "dtype": str(engine.model.lm_head.weight.dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name; /proc says more than `platform` where it exists."""
     info = Path("/proc/cpuinfo")
     if info.is_file():

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourleaf.model.layers import Replacement
 from fourleaf.model.moe import by_expert
 from fourleaf.model.transformer import Transformer
-from fourleaf.quant.backends import Product, plain
+from fourleaf.quant.backends import Product, plain, unpacked
 from fourleaf.quant.int4 import Packed
 
-Choose = Callable[[Packed], Product]
+# What runs a matrix; None where it is unpacked into an ordinary parameter.
+Choose = Callable[[Packed], Product | None]
 
 # Of each layer, what is quantised: linears by their last names, and stacks of experts. Router, norms, gates, the four
 # Clover tensors, embeddings and head stay as they are.
@@ -72,8 +74,8 @@ class QuantExperts(Replacement):
 
         def run(expert: int, rows: Tensor) -> Tensor:
             self.num_touched += 1
-            gate, up = plain(self.gate_up[expert])(rows).chunk(2, -1)
-            return plain(self.down[expert])(F.silu(gate) * up)
+            gate, up = F.linear(rows, unpacked(self.gate_up[expert], rows.dtype)).chunk(2, -1)
+            return F.linear(F.silu(gate) * up, unpacked(self.down[expert], rows.dtype))
 
         return by_expert(run, self.down.values.shape[0], x, chosen, weight)
 
@@ -82,15 +84,25 @@ class QuantExperts(Replacement):
         return self.gate_up.num_weights + self.down.num_weights
 
 
+@torch.no_grad()
 def install(model: Transformer, packed: dict[str, Packed], choose: Choose = plain) -> None:
-    """Lets `model` run from packed weights. packed: by parameter name, each one of `is_quantised`."""
+    """Lets `model` run from packed weights. packed: by parameter name, each one of `is_quantised`.
+
+    A linear for which `choose` gives no product stays an ordinary one, in its own dtype, with what the packed weights
+    mean; experts always stay packed.
+    """
     stacks: dict[str, dict[str, Packed]] = {}
     for name, matrix in packed.items():
         owner, _, last = name.rpartition(".")
         if last == "weight":
-            bias = model.get_submodule(owner).bias
+            linear, product = model.get_submodule(owner), choose(matrix)
+            if product is None:
+                assert isinstance(linear, nn.Linear)
+                linear.weight = nn.Parameter(unpacked(matrix, linear.weight.dtype), requires_grad=False)
+                continue
+            bias = linear.bias
             assert bias is None or isinstance(bias, nn.Parameter)
-            model.replace(owner, QuantLinear(matrix, bias, choose(matrix)))
+            model.replace(owner, QuantLinear(matrix, bias, product))
         else:
             stacks.setdefault(owner, {})[last] = matrix
     for owner, pair in stacks.items():
