@@ -59,6 +59,13 @@ class Task(StrEnum):
     cabin = "cabin"
 
 
+class Form(StrEnum):
+    """What `convert` writes."""
+
+    blocks = "blocks"
+    hf = "hf"
+
+
 Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; the bundled model by default.")]
 Mode = Annotated[str, typer.Option(help="ar: one token a forward. diffuse: blocks, several tokens a forward.")]
 Threshold = Annotated[float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")]
@@ -279,6 +286,36 @@ def quantize(
         out=sys.stdout,
         progress=sys.stderr,
     )
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; it must hold no checkpoint yet.")],
+    to: Annotated[
+        Form, typer.Option(help="blocks: a block diffusion model. hf: the AR half, as transformers reads it.")
+    ] = Form.blocks,
+    block_size: Annotated[int, typer.Option(min=1, help="Positions that are denoised together.")] = 32,
+    mask_token: Annotated[
+        str | None, typer.Option(help="Spelling or id; one that the checkpoint does not use by default.")
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Turn an AR checkpoint into a block diffusion model that can be trained, or a model back into an AR one."""
+    from fourleaf.checkpoint.convert import convert_folder, export_folder
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    if to is Form.hf:
+        done = export_folder(source, target)
+        print(f"{target}: {done.architecture}, {done.num_dropped} block diffusion tensors left out")
+    else:
+        done = convert_folder(source, target, block_size=block_size, mask_token=mask_token)
+        print(f"{target}: blocks of {block_size}, {done.num_new} new tensors")
+        print(f"mask token: {done.mask}")
+    print(f"ar logits of {done.num_rows} rows: the same bits before and after")
 
 
 @app.command("eval")

@@ -188,8 +188,9 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
             self._flush()
         num = len(self._shards)
         names = [WEIGHTS] if num == 1 else [f"model-{i + 1:05}-of-{num:05}.safetensors" for i in range(num)]
-        for i, name in enumerate(names):
-            (self.stage / f"{i}.part").rename(self.stage / name)
+        with disk_full_named(self.folder):
+            for i, name in enumerate(names):
+                (self.stage / f"{i}.part").rename(self.stage / name)
         if num > 1:
             files = {tensor: names[i] for i, shard in enumerate(self._shards) for tensor in shard}
             write_json(self.stage / INDEX, {"metadata": {"total_size": self._bytes}, "weight_map": files})
@@ -200,7 +201,7 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
         """Moves everything out of the hidden folder; at each moment the old checkpoint, none, or the new is there."""
         assert (self.stage / CONFIG).is_file(), "publish comes after finish"
         fresh = {path.name for path in self.stage.iterdir()}
-        stale = _weight_files(self.folder)
+        stale = weight_files(self.folder)
         with disk_full_named(self.folder):
             if fresh != {WEIGHTS, CONFIG} or stale - {WEIGHTS}:
                 (self.folder / CONFIG).unlink(missing_ok=True)  # from here on no load takes old and new for one
@@ -211,5 +212,8 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
                 (self.stage / name).replace(self.folder / name)
 
 
-def _weight_files(folder: Path) -> set[str]:
+def weight_files(folder: Path) -> set[str]:
+    """Names of the files of weights and of their index in a folder; none where there is no folder."""
+    if not folder.is_dir():
+        return set()
     return {p.name for p in folder.iterdir() if p.name in (WEIGHTS, INDEX) or _SHARD.fullmatch(p.name)}

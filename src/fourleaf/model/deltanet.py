@@ -48,27 +48,11 @@ class DeltaNet(nn.Module):
         self.fused = Fused(self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
         self.constants = Derived(self._constants)
         if config.is_block_diffusion:
-            # Right taps at zero: a canvas starts from the convolution that the AR trunk already knows.
-            self.conv_right_weight = nn.Parameter(torch.zeros(config.conv_dim, config.linear_conv_kernel_dim - 1))
-            self.bd_softmax_logit_scale = nn.Parameter(torch.empty(heads))
-            self.bd_softmax_history_bias = nn.Parameter(torch.empty(heads))
-            self.bd_softmax_history_c = nn.Parameter(torch.empty(heads))
-            self.reset_block_softmax()
-
-    @torch.no_grad()
-    def reset_block_softmax(self) -> None:
-        """The documented start of the block softmax.
-
-        Scale 1: cosines lie within -1..1, so no row of the block outweighs another by more than e^2, and masked rows,
-        which all look alike at first, cannot crowd out the history. Bias ln(block_size): the history slot then holds
-        about half of each row's share, so a canvas reads what the AR trunk would have read. Slope 1: and keeps doing
-        so when the canvas is shorter, since the block's part of the sum grows with its rows.
-        """
-        config = self.config
-        assert config.block_size is not None
-        self.bd_softmax_logit_scale.fill_(1.0)
-        self.bd_softmax_history_bias.fill_(math.log(config.block_size))
-        self.bd_softmax_history_c.fill_(1.0)
+            start = {name: nn.Parameter(tensor) for name, tensor in block_softmax_start(config).items()}
+            self.conv_right_weight = start["conv_right_weight"]
+            self.bd_softmax_logit_scale = start["bd_softmax_logit_scale"]
+            self.bd_softmax_history_bias = start["bd_softmax_history_bias"]
+            self.bd_softmax_history_c = start["bd_softmax_history_c"]
 
     def forward(self, x: Tensor, work: Work, cache: Recurrent | None) -> Tensor:
         """x: [R, D] -> [R, D]. `cache` is replaced by the state behind the causal rows; None in training."""
@@ -161,6 +145,25 @@ class DeltaNet(nn.Module):
         fill = (work.log_fill - math.log(config.block_size)).to(state.dtype)[:, None]
         history = self.bd_softmax_history_bias + self.bd_softmax_history_c * fill  # [C, H]
         return block_softmax(q, k, v, read, self.bd_softmax_logit_scale, history, canvas.valid).transpose(1, 2)
+
+
+def block_softmax_start(config: ModelConfig) -> dict[str, Tensor]:
+    """Clover's four tensors by name, at the documented start.
+
+    Right taps zero: a canvas starts from the convolution that the AR trunk already knows. Scale 1: cosines lie within
+    -1..1, so no row of the block outweighs another by more than e^2, and masked rows, which all look alike at first,
+    cannot crowd out the history. Bias ln(block_size): the history slot then holds about half of each row's share, so a
+    canvas reads what the AR trunk would have read. Slope 1: and keeps doing so when the canvas is shorter, since the
+    block's part of the sum grows with its rows.
+    """
+    assert config.block_size is not None
+    heads = config.linear_num_value_heads
+    return {
+        "conv_right_weight": torch.zeros(config.conv_dim, config.linear_conv_kernel_dim - 1),
+        "bd_softmax_logit_scale": torch.ones(heads),
+        "bd_softmax_history_bias": torch.full((heads,), math.log(config.block_size)),
+        "bd_softmax_history_c": torch.ones(heads),
+    }
 
 
 class _Constants(NamedTuple):
