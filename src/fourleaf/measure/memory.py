@@ -1,0 +1,58 @@
+"""What this process holds in memory, as Linux counts it."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from fourleaf.errors import ConfigError
+
+_STATUS = Path("/proc/self/status")
+_PEAK_RESET = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, and faults counted from the start of the process.
+
+    anonymous: memory of its own (RssAnon), which only swap could take away. mapped: pages of files (RssFile), which the
+    system takes back when it needs them and reads again. swapped: what it has put out (VmSwap). peak: the most that
+    both were together since `reset_peak` (VmHWM). major_faults: pages that had to come from the disk.
+    """
+
+    anonymous: int
+    mapped: int
+    swapped: int
+    peak: int
+    major_faults: int
+
+    @property
+    def resident(self) -> int:
+        return self.anonymous + self.mapped
+
+    def __sub__(self, before: Memory) -> Memory:
+        """What was added; the peak counts from what was resident before."""
+        return Memory(
+            self.anonymous - before.anonymous,
+            self.mapped - before.mapped,
+            self.swapped - before.swapped,
+            self.peak - before.resident,
+            self.major_faults - before.major_faults,
+        )
+
+
+def memory() -> Memory:
+    """Of this process, now. Raises ConfigError where the system does not say."""
+    if not _STATUS.is_file():
+        raise ConfigError("memory is measured through /proc, which this system does not have")
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines())
+    anonymous, mapped, swapped, peak = (
+        int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "VmSwap", "VmHWM")
+    )
+    return Memory(anonymous, mapped, swapped, peak, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
+
+
+def reset_peak() -> None:
+    """Lets `peak` begin anew from what is resident now."""
+    _PEAK_RESET.write_text("5", encoding="ascii")

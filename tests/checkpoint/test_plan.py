@@ -1,0 +1,238 @@
+"""What a checkpoint will take: weights to the byte, states as the model makes them, advice that holds."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+import torch
+
+from fourleaf.checkpoint.files import save_model
+from fourleaf.checkpoint.footprint import part_of
+from fourleaf.checkpoint.plan import GIB, largest, main_plan, parse_bytes, plan, quantised
+from fourleaf.checkpoint.quantised import quantise_checkpoint
+from fourleaf.errors import CheckpointError, ConfigError
+from fourleaf.kernels.delta import CHUNK
+from fourleaf.model.attention import Attention
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.layers import Fused
+from fourleaf.model.state import State
+from fourleaf.model.transformer import Transformer
+from fourleaf.model.work import Segments, Work
+from fourleaf.quant.int4 import Int4Config
+
+DENSE = {"intermediate_size": 24}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+}
+KINDS = {
+    "dense": DENSE,
+    "tied": DENSE | {"tie_word_embeddings": True},
+    "experts": EXPERTS | {"block_size": 8, "mask_token_id": 1},
+    "attention alone": DENSE | {"layer_types": ("full_attention",) * 2},
+}
+
+
+def made(folder, shapes, *, dtype=None, **options) -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(**(shapes | {"max_position_embeddings": 2048} | options)))
+    save_model(model, folder, dtype, shard_bytes=4000)
+    return model
+
+
+def planned(folder, **asked):
+    return plan(folder, **({"memory": None, "context": 64, "batch": 1} | asked))
+
+
+def bytes_in(folder) -> int:
+    """Of the tensors in all files: each file without its header."""
+    sizes = [p.read_bytes() for p in folder.glob("*.safetensors")]
+    return sum(len(text) - 8 - int.from_bytes(text[:8], "little") for text in sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_the_bytes_in_the_files(kind, dtype, shapes, tmp_path):
+    model = made(tmp_path, shapes, dtype=dtype, **KINDS[kind])
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    found = planned(tmp_path)
+    assert sum(found.in_files.values()) == bytes_in(tmp_path)
+    for part, size in found.in_files.items():
+        assert size == sum(t.numel() for name, t in model.named_tensors() if part_of(name) == part) * dtype.itemsize
+    assert ("head" in found.in_files) != model.config.tie_word_embeddings
+    assert ("experts" in found.in_files) == bool(model.config.num_experts)
+    assert "left out" not in found.in_files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_files_the_config_gives_the_same(kind, shapes, tmp_path):
+    made(tmp_path, shapes, dtype=torch.bfloat16, **KINDS[kind])
+    whole = planned(tmp_path)
+    for file in [*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.index.json")]:
+        file.unlink()
+    alone = planned(tmp_path)
+    assert not alone.has_files
+    assert alone.in_files == whole.in_files
+    assert alone.held() == whole.held()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_quantised_weights_are_the_bytes_in_the_files(kind, symmetric, shapes, tmp_path):
+    model = made(tmp_path / "whole", shapes, **KINDS[kind])
+    small = tmp_path / "small"
+    quantise_checkpoint(tmp_path / "whole", small, Int4Config(group_size=32, symmetric=symmetric))
+    found = planned(small)
+    assert sum(found.in_files.values()) == bytes_in(small)
+    assert found.mapped == bytes_in(small)  # fp32 here and there: nothing needs converting
+    assert found.footprint.weights().anonymous == 0
+    narrow = planned(small, dtype="bfloat16").footprint.weights()
+    assert narrow.anonymous == 2 * sum(t.numel() for n, t in model.named_tensors() if not found_in(small, n))
+    assert narrow.mapped + 2 * narrow.anonymous == found.mapped
+
+
+def found_in(small, name: str) -> bool:
+    index = small / "model.safetensors.index.json"
+    if index.is_file():
+        return f"{name}.packed" in json.loads(index.read_text())["weight_map"]
+    return f'"{name}.packed"'.encode() in (small / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unquantised_model_holds_its_weights_and_joined_copies(kind, shapes, tmp_path):
+    model = made(tmp_path, shapes, **KINDS[kind])
+    weights = planned(tmp_path).footprint.weights()
+    assert weights.anonymous == sum(t.nbytes for _, t in model.named_tensors())
+    assert weights.mapped == 0
+    run(model, State.empty(model.config), 9)
+    copies = 0
+    for module in model.modules():
+        if isinstance(module, Attention):
+            copies += module.joined().weight.nbytes
+        else:
+            copies += sum(part.weight().nbytes for part in vars(module).values() if isinstance(part, Fused))
+    assert weights.copies == copies
+
+
+def run(model: Transformer, state: State, rows: int) -> None:
+    with torch.inference_mode():
+        model(Work(torch.arange(rows) % 20, Segments([rows]), list(state.lengths)), state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", [5, 256, 257, 300, 600])
+def test_states_keys_and_values_are_those_that_the_model_makes(kind, context, shapes, tmp_path):
+    model = made(tmp_path, shapes, **KINDS[kind])
+    found, state = planned(tmp_path, context=context), State.empty(model.config)
+    answer = min(model.config.block_size or 1, context - 1)
+    for rows in (context - answer, answer):
+        run(model, state, rows)
+    assert state.lengths == [context]
+    held = found.held()
+    assert held["states and convolution tails"] + held["keys and values"] == state.num_bytes
+    assert planned(tmp_path, context=context, batch=3).held()["keys and values"] == 3 * held["keys and values"]
+
+
+def test_the_workspace_grows_by_the_row_and_never_with_what_is_narrower(shapes, tmp_path):
+    model = made(tmp_path, shapes, **KINDS["experts"])
+    of = planned(tmp_path).footprint
+    # Rows of a prefill, all but the block of 8, in front of rotary tables of 1,024 positions that both have.
+    each = of.workspace(265, 1) - of.workspace(264, 1)
+    assert of.workspace(520, 1) - of.workspace(264, 1) == 256 * each > 0
+    assert of.workspace(264, 4) - of.workspace(264, 1) == 3 * 256 * each
+    wide = dataclasses.replace(of, config=dataclasses.replace(model.config, linear_value_head_dim=64))
+    assert wide.workspace(520, 1) > of.workspace(520, 1)
+    shared = dataclasses.replace(of, config=dataclasses.replace(model.config, shared_expert_intermediate_size=9))
+    assert shared.workspace(520, 1) == of.workspace(520, 1)
+    assert CHUNK == 32  # the formula counts three squares of it
+
+
+def test_advice_names_a_context_and_a_batch_that_fit_and_no_larger(shapes, tmp_path):
+    made(tmp_path, shapes, **DENSE)
+    limit = planned(tmp_path, context=1000, batch=2).total
+    fits = planned(tmp_path, context=1000, batch=2, memory=limit)
+    assert fits.verdict == "yes"
+    assert "up to 2 sequences of 1,000 tokens fit" in fits.document()["advice"]
+    tight = planned(tmp_path, context=1000, batch=3, memory=limit)
+    assert tight.verdict == "no"
+    said = " ".join(tight.document()["advice"])
+    assert "smaller batch: 2 sequences of 1,000 tokens fit" in said
+    context = largest(lambda n: planned(tmp_path, context=n, batch=3).total <= limit, 2048)
+    assert 0 < context < 1000
+    assert f"shorter context: {context:,} tokens fit" in said
+    assert planned(tmp_path, context=context + 1, batch=3).total > limit
+    assert "INT4" in said
+
+
+def test_advice_counts_the_layers_whose_experts_must_go(shapes, tmp_path):
+    made(tmp_path, shapes, **(EXPERTS | {"num_experts": 64, "moe_intermediate_size": 64}))
+    small = quantised(planned(tmp_path))
+    each = small.footprint.experts()
+    asked = planned(tmp_path, memory=small.total - each - each // 2)
+    assert any("those of 2 of 2 layers" in line for line in asked.document()["advice"])
+    hopeless = planned(tmp_path, memory=small.total - 3 * each)
+    assert not any("offloading" in line for line in hopeless.document()["advice"])
+
+
+def test_mapped_weights_may_stay_on_disk(shapes, tmp_path):
+    made(tmp_path / "whole", shapes, **KINDS["experts"])
+    quantise_checkpoint(tmp_path / "whole", tmp_path / "small", Int4Config())
+    found = planned(tmp_path / "small")
+    asked = planned(tmp_path / "small", memory=found.anonymous + 1)
+    assert asked.verdict == "from disk"
+    assert "read from disk again" in asked.document()["advice"][-1]
+    assert planned(tmp_path / "small", memory=found.anonymous - 1).verdict == "no"
+
+
+def test_the_command_prints_gib_and_json(shapes, tmp_path):
+    made(tmp_path, shapes, **DENSE)
+    found = planned(tmp_path)
+    out = io.StringIO()
+    main_plan(tmp_path, memory="16GB", context=64, batch=1, dtype="float32", as_json=True, out=out)
+    document = json.loads(out.getvalue())
+    assert document["bytes"]["total"] == found.total == sum(document["bytes"]["held"].values())
+    assert (document["memory"], document["fits"]) == (16_000_000_000, "yes")
+    out = io.StringIO()
+    main_plan(tmp_path, memory="16GB", context=64, batch=1, dtype="float32", as_json=False, out=out)
+    assert "fits in 14.90 GiB" in out.getvalue()
+    assert f"{found.anonymous / GIB:9.3f} GiB" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GB", 16 * 10**9), ("24 GiB", 24 * GIB), ("1.5g", 15 * 10**8), ("512MiB", 512 << 20), ("1000", 1000)],
+)
+def test_sizes_are_read_as_they_are_written(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "16 gallons", "-1GB", "1e9"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="write it like 16GB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"context": 0}, "context is 0; the model takes 1 to 2048"),
+        ({"context": 2049}, "context is 2049"),
+        ({"batch": 0}, "batch is 0"),
+        ({"dtype": "int3"}, "dtype is 'int3'"),
+    ],
+)
+def test_what_is_out_of_limits_is_named(asked, message, shapes, tmp_path):
+    made(tmp_path, shapes, **DENSE)
+    with pytest.raises(ConfigError, match=message):
+        planned(tmp_path, **asked)
+
+
+def test_a_broken_file_is_named_before_anything_is_said(shapes, tmp_path):
+    made(tmp_path, shapes, **DENSE)
+    file = next(tmp_path.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match=file.name):
+        planned(tmp_path)
