@@ -14,7 +14,9 @@ import torch
 
 from fourleaf import cli
 from fourleaf.checkpoint import shards
-from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_tensors, write_json, write_tensors
+from fourleaf.checkpoint.families import FAMILIES
+from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_tensors, save_model, write_json, write_tensors
+from fourleaf.checkpoint.names import Layout
 from fourleaf.checkpoint.quantised import KEY, load_checkpoint, quantise_checkpoint
 from fourleaf.checkpoint.shards import INDEX, SHARD_BYTES, Shards
 from fourleaf.engine.engine import Engine, bundled_path
@@ -81,6 +83,22 @@ def test_a_quantised_folder_is_the_source_with_rounded_matrices(shard_bytes, opt
     assert sizes.bytes_after == stored.num_bytes
     kept = {name: t for name, t in stored.dtypes.items() if not name.endswith((".packed", ".scales", ".zeros"))}
     assert set(kept.values()) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("family", ["clover_moe", "qwen3_5_moe_text", "qwen3_next"])
+@torch.inference_mode()
+def test_a_folder_of_another_architecture_is_quantised_under_our_names(family, tmp_path, make_model):
+    trunk = {} if family == "clover_moe" else {"block_size": None, "mask_token_id": None}
+    model = make_model(moe=True, dtype=torch.float32, **trunk)
+    save_model(model, tmp_path / "source", family=FAMILIES[family], layout=Layout(experts="each"))
+    quantise_checkpoint(tmp_path / "source", tmp_path / "int4", Int4Config(group_size=32))
+    for name, tensor in model.named_tensors():
+        if is_quantised(name):
+            tensor.copy_(dequantise(quantise(tensor, Int4Config(group_size=32))))
+    model.refresh()
+    found = load_checkpoint(tmp_path / "int4", choose=plain)
+    work = Work(torch.arange(20), Segments([20]), [0])
+    torch.testing.assert_close(found.head(found(work)[0]), model.head(model(work)[0]), rtol=0, atol=1e-4)
 
 
 def test_the_configuration_says_how_it_was_quantised(tmp_path, checkpoint):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+import tokenizers
 import torch
 
 from fourleaf.checkpoint.quantised import Sizes, quantise_checkpoint
 from fourleaf.diffusion.noise import NoiseConfig
-from fourleaf.errors import CheckpointError
+from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Work
@@ -27,6 +29,8 @@ from fourleaf.train.recipes import cabin_source
 _SEED = 7_000_003
 _MAX_CALLS = 8
 _ROWS = 1024
+# Tokens of a paragraph that count; of these the first quarter is prompt, the rest is denoised.
+_MOST_TOKENS = 512
 
 
 def cabin_documents(folder: Path, num: int, seed: int) -> list[Document]:
@@ -39,23 +43,49 @@ def cabin_documents(folder: Path, num: int, seed: int) -> list[Document]:
     return list(itertools.islice(source(_SEED + seed, _MAX_CALLS), num))
 
 
-def works(config: ModelConfig, documents: list[Document], end_id: int, seed: int) -> Iterator[Work]:
+def text_documents(folder: Path, text: Path, end_id: int, num: int, seed: int) -> list[Document]:
+    """Paragraphs of a plain text, at most `num` of them, drawn by the seed.
+
+    Raises ConfigError where the text cannot be read or has no paragraph, CheckpointError for a broken tokenizer.
+    """
+    try:
+        paragraphs = [p.strip() for p in re.split(r"\n\s*\n", text.read_text(encoding="utf-8")) if p.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {text}: {error}") from error
+    if not paragraphs:
+        raise ConfigError(f"{text} holds no text to calibrate on")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
+    order = np.random.default_rng(seed).permutation(len(paragraphs))[:num]
+    rows = [tokenizer.encode(paragraphs[i], add_special_tokens=False).ids[:_MOST_TOKENS] for i in order]
+    return [Document(np.array([*ids, end_id], dtype=np.int64), max(1, len(ids) // 4)) for ids in rows if len(ids) > 1]
+
+
+def works(config: ModelConfig, documents: list[Document], seed: int) -> Iterator[Work]:
     """Forwards over [clean | noisy] as the joint objective makes them; clean rows alone for a model without blocks."""
     rng = np.random.default_rng(seed)
     objective, block_size = ("joint", config.block_size) if config.block_size is not None else ("ar", 1)
-    mask_id = config.mask_token_id if config.mask_token_id is not None else end_id
     for group in batches(documents, _ROWS, rng, lambda document: num_rows(document, objective, block_size)):
         yield collate(
             group,
             objective=objective,
-            end_id=end_id,
-            mask_id=mask_id,
+            end_id=int(group[0].ids[-1]),
+            mask_id=config.mask_token_id or 0,
             block_size=block_size,
             noise=NoiseConfig(),
             fill_weight=0.0,
             prompt_weight=0.0,
             rng=rng,
         ).work
+
+
+def _end_id(config: ModelConfig) -> int:
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, tuple) else config.eos_token_id
+    if end is None:
+        raise ConfigError("the checkpoint's config.json has no eos_token_id, which calibration ends documents with")
+    return end
 
 
 def main_quantise(
@@ -65,6 +95,7 @@ def main_quantise(
     group_size: int,
     method: str,
     symmetric: bool,
+    text: Path | None = None,
     examples: int,
     seed: int,
     num_threads: int | None,
@@ -73,13 +104,17 @@ def main_quantise(
 ) -> None:
     """`fourleaf quantize`. Raises ConfigError for a setting outside its limits, CheckpointError for a broken source."""
     config = Int4Config(group_size=group_size, method=method, symmetric=symmetric)  # type: ignore[arg-type]
+    if text is not None and method != "gptq":
+        raise ConfigError(f"scheme is {method!r}, which looks at no text; leave --text out or take --scheme gptq")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
 
     def calibrated(model: Transformer, config: Int4Config) -> dict[str, Packed]:
-        documents = cabin_documents(source, examples, seed)
-        end_id = Tokenizer.from_file(source / "tokenizer.json").end_id
-        told = works(model.config, documents, end_id, seed)
+        if text is None:
+            documents = cabin_documents(source, examples, seed)
+        else:
+            documents = text_documents(source, text, _end_id(model.config), examples, seed)
+        told = works(model.config, documents, seed)
         return calibrate(model, told, config, lambda done, all_: print(f"layer {done} of {all_}", file=progress))
 
     sizes = quantise_checkpoint(source, target, config, calibrated if method == "gptq" else None)
