@@ -35,10 +35,7 @@ class DeltaNet(nn.Module):
         self.conv1d = nn.Conv1d(
             config.conv_dim, config.conv_dim, config.linear_conv_kernel_dim, groups=config.conv_dim, bias=False
         )
-        # A fresh trunk starts with time steps of 0.001..0.1, as Mamba and FLA do: ones would forget within a token.
-        step = torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus(dt_bias) = step
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.dt_bias, self.A_log = (nn.Parameter(tensor) for tensor in _gates_start(heads))
         self.norm = GatedRMSNorm(config.linear_value_head_dim, config.rms_norm_eps)
         self.in_proj_qkv = nn.Linear(hidden, config.conv_dim, bias=False)
         self.in_proj_z = nn.Linear(hidden, config.value_dim, bias=False)
@@ -145,6 +142,17 @@ class DeltaNet(nn.Module):
         fill = (work.log_fill - math.log(config.block_size)).to(state.dtype)[:, None]
         history = self.bd_softmax_history_bias + self.bd_softmax_history_c * fill  # [C, H]
         return block_softmax(q, k, v, read, self.bd_softmax_logit_scale, history, canvas.valid).transpose(1, 2)
+
+
+def _gates_start(heads: int) -> tuple[Tensor, Tensor]:
+    """dt_bias and A_log of a fresh trunk, [H] each: time steps of 0.001..0.1, as Mamba's and FLA's; ones would forget
+    within a token."""
+    step, rate = torch.empty(heads), torch.empty(heads)
+    if step.is_meta:  # shapes alone are wanted: arithmetic would make torch load its tables of it, seconds and 70 MB
+        return step, rate
+    step = step.uniform_(math.log(1e-3), math.log(1e-1)).exp()
+    dt_bias = step + torch.log(-torch.expm1(-step))  # softplus(dt_bias) = step
+    return dt_bias, rate.uniform_(1, 16).log()
 
 
 def block_softmax_start(config: ModelConfig) -> dict[str, Tensor]:

@@ -74,7 +74,9 @@ class Trunk(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        shape = config.vocab_size, config.hidden_size
+        is_meta = torch.get_default_device().type == "meta"  # then without values, as in a GDN layer
+        self.embed_tokens = nn.Embedding(*shape, _weight=torch.empty(shape) if is_meta else None)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config)
 
@@ -90,7 +92,8 @@ class Transformer(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.is_replaced = False
-        self.apply(self._reset)
+        if not self.lm_head.weight.is_meta:
+            self.apply(self._reset)
 
     def forward(self, work: Work, state: State | None = None) -> tuple[Tensor, list[Tensor]]:
         """Runs the rows of `work`. -> (hidden [R, D] for `head`, router logits of each MoE layer).
