@@ -159,8 +159,8 @@ class Footprint:
 
     def _gdn(self) -> int:
         """A row: qkv, z, b and a joined; channels with their tail, and after the convolution; and in the delta rule,
-        for each head in fp32: q, k and v as given and by chunks, k scaled, reads, writes, both solved parts, three squares
-        of a chunk, written rows, outputs twice, and the state behind each chunk."""
+        for each head in fp32: q, k and v as given and by chunks, k scaled, reads, writes, both solved parts, three
+        squares of a chunk, written rows, outputs twice, and the state behind each chunk."""
         config = self.config
         key, value, heads = config.linear_key_head_dim, config.linear_value_head_dim, config.linear_num_value_heads
         joined = config.conv_dim + config.value_dim + 2 * heads
