@@ -1,5 +1,6 @@
 """Every backend computes what the plain product does, for any shape, within the error that it states."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -92,3 +93,15 @@ def test_a_product_keeps_working_when_rows_are_views(backend):
     x = drawn(6, 128, seed=6)
     run = backend.make(packed)
     assert torch.equal(run(x[::2, 64:]), run(x[::2, 64:].contiguous()))
+
+
+@pytest.mark.parametrize("width", [128, 150])
+def test_a_product_owns_what_it_needs(width, backend):
+    packed = quantise(drawn(64, width, seed=7), Int4Config())
+    run, x = backend.make(packed), drawn(4, width, seed=8)
+    before = run(x)
+    del packed
+    gc.collect()
+    junk = [torch.full((64, width), 255, dtype=torch.uint8) for _ in range(200)]
+    assert torch.equal(run(x), before)
+    assert len(junk) == 200
