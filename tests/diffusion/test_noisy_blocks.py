@@ -67,18 +67,32 @@ def test_shares_of_full_and_anchored_blocks():
     drawn = masks(20_000)
     full = drawn.all(1)
     anchored = ~drawn[:, 0] & drawn[:, 1:].all(1)
-    # Uniform ratios hit either by chance, too: 0.6 * E[t^32] and 0.6 * E[(1-t) t^31].
-    assert full.mean() == pytest.approx(0.2 + 0.6 / 0.9 / 33, abs=0.01)
-    assert anchored.mean() == pytest.approx(0.2 + 0.6 / 0.9 / (32 * 33), abs=0.01)
+    # The other kinds hit either by chance, too: settled rows one time in 32, uniform ratios E[t^32] and E[(1-t) t^31].
+    assert full.mean() == pytest.approx(0.15 + 0.25 / 32 + 0.5 / 0.9 / 33, abs=0.01)
+    assert anchored.mean() == pytest.approx(0.1 + 0.25 / 32 + 0.5 / 0.9 / (32 * 33), abs=0.01)
+
+
+def test_settled_blocks_are_masked_from_a_uniform_row_on():
+    drawn = masks(20_000, full=0.0, anchored=0.0, settled=1.0)
+    first = drawn.argmax(1)
+    assert (drawn == (np.arange(BLOCK) >= first[:, None])).all()
+    assert np.bincount(first, minlength=BLOCK) / len(drawn) == pytest.approx(1 / BLOCK, abs=0.008)
+
+
+def test_a_block_weighs_as_its_rows_of_the_answer_do_however_few_are_masked():
+    for block in chain(*draw_blocks(50, 200)):
+        masked = block.masked & ~block.is_fill
+        assert block.row_weight * masked.sum() == pytest.approx(block.num_targets)
+    assert {block.num_targets for block in chain(*draw_blocks(50, 50, shifted=0.0))} == {32, 18}
 
 
 def test_other_blocks_have_a_ratio_of_their_own_uniform_from_the_least():
-    ratios = masks(20_000, full=0.0, anchored=0.0).mean(1)
+    ratios = masks(20_000, full=0.0, anchored=0.0, settled=0.0).mean(1)
     assert ratios.mean() == pytest.approx(0.55, abs=0.01)
     # Spread of a uniform draw from 0.1 to 1 plus that of 32 coins at this ratio.
     t = np.linspace(0.1, 1.0, 10_001)
     assert ratios.var() == pytest.approx(0.9**2 / 12 + (t * (1 - t)).mean() / BLOCK, rel=0.05)
-    assert masks(5000, full=0.0, anchored=0.0, least=0.9).mean() == pytest.approx(0.95, abs=0.01)
+    assert masks(5000, full=0.0, anchored=0.0, settled=0.0, least=0.9).mean() == pytest.approx(0.95, abs=0.01)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 32])

@@ -1,6 +1,6 @@
 """From a seed to the rows of a forward."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import islice
 
 import numpy as np
@@ -116,6 +116,7 @@ def test_every_row_of_a_noisy_batch_says_what_its_document_says(seed, copies, co
         zip(batch.masked_rows.tolist(), zip(batch.masked_target, batch.masked_weight, strict=True), strict=True)
     )
     seen: Counter = Counter()
+    weighed, targets, weights = Counter(), Counter(), defaultdict(set)
     for row, (block, offset) in enumerate(zip(owner, within, strict=True)):
         seq, position = work.canvas_seq[block], (work.canvas_start or [])[block] + offset
         ids = documents[seq].ids
@@ -123,10 +124,12 @@ def test_every_row_of_a_noisy_batch_says_what_its_document_says(seed, copies, co
         truth = END if is_fill else ids[position]
         assert position >= documents[seq].answer_start
         seen[seq, position] += 1
+        targets[block] += not is_fill
         if clean + row in asked:
             target, weight = asked.pop(clean + row)
             assert target == truth
-            assert weight == pytest.approx(0.1 if is_fill else 1.0)
+            weighed[block] += 0 if is_fill else float(weight)
+            weights[block].add(round(float(weight) / (0.1 if is_fill else 1.0), 4))
             assert work.tokens[clean + row] == MASK
         else:
             assert work.tokens[clean + row] == truth
@@ -134,7 +137,9 @@ def test_every_row_of_a_noisy_batch_says_what_its_document_says(seed, copies, co
     assert max(seen.values()) == 1
     answers = {(seq, p) for seq, d in enumerate(documents) for p in range(d.answer_start, len(d.ids))}
     assert answers <= set(seen), "every position of every answer is in a block"
-    assert batch.num_masked == int((batch.masked_weight == 1).sum())
+    assert weighed == pytest.approx(targets), "a block weighs as its rows do"
+    assert all(len(found) == 1 for found in weights.values()), "and its fill a tenth of that"
+    assert batch.num_masked == sum(targets.values()) == len(answers)
     assert batch.num_next == len(answers)
 
 

@@ -16,13 +16,15 @@ class NoiseConfig:
     """One noise ratio per block, uniform in [least, 1], at least one masked position.
 
     full: share of blocks with every position masked (what decoding starts from). anchored: share masked except row 0
-    (what drafting sees). shifted: share of examples whose first block has a random length 1..block_size, since
+    (what drafting sees). settled: share masked from a random row on (what later passes mostly see, as the sure rows are
+    those beside what is known). shifted: share of examples whose first block has a random length 1..block_size, since
     drafting starts blocks anywhere and only short canvases train the block-size calibration.
     """
 
     least: float = 0.1
-    full: float = 0.2
-    anchored: float = 0.2
+    full: float = 0.15
+    anchored: float = 0.1
+    settled: float = 0.25
     shifted: float = 0.5
 
 
@@ -30,6 +32,20 @@ class NoiseConfig:
 class NoisyBlock:
     """start: absolute position. target: [N] true ids, filled with end tokens behind the end. masked: [N] bool.
     is_fill: [N] bool, the positions behind the first end token."""
+
+    @property
+    def num_targets(self) -> int:
+        """Rows of the answer itself, masked or not."""
+        return int((~self.is_fill).sum())
+
+    @property
+    def row_weight(self) -> float:
+        """What a masked row's loss weighs so that the block weighs as its rows do, however few of them are masked.
+
+        The 1/t of the ELBO of masked diffusion (Sahoo et al., arXiv 2406.07524), t as it was drawn: without it blocks
+        with most rows masked, where little can be known, drown those that teach to copy and to fit in.
+        """
+        return self.num_targets / max(1, int((self.masked & ~self.is_fill).sum()))
 
     start: int
     target: NDArray[np.int64]
@@ -53,6 +69,9 @@ def draw_mask(num_rows: int, config: NoiseConfig, rng: np.random.Generator) -> N
         return masked
     if kind < config.full + config.anchored:
         masked[0] = num_rows == 1
+        return masked
+    if kind < config.full + config.anchored + config.settled:
+        masked[: rng.integers(num_rows)] = False
         return masked
     masked = rng.random(num_rows) < rng.uniform(config.least, 1.0)
     if not masked.any():

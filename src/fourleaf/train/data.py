@@ -35,8 +35,9 @@ class Batch:
     """Rows to run and what their logits should say.
 
     next_rows, next_target, next_weight: causal rows that predict a token, the id that follows, 1 or `prompt_weight`.
-    masked_rows, masked_target, masked_weight: canvas rows (by flat row), their true id, 1 or `fill_weight`.
-    num_next, num_masked: counts of full-weight targets, to be summed over all micro-batches and ranks.
+    masked_rows, masked_target, masked_weight: canvas rows (by flat row), their true id, the `row_weight` of their block
+    (times `fill_weight` behind the end).
+    num_next, num_masked: sums of the weights of answer tokens, to be summed over all micro-batches and ranks.
     """
 
     work: Work
@@ -114,6 +115,7 @@ def collate(
     masked = np.concatenate([b.masked for _, b in found]) if found else np.zeros(0, dtype=bool)
     truth = np.concatenate([b.target for _, b in found]) if found else np.zeros(0, dtype=np.int64)
     fill = np.concatenate([b.is_fill for _, b in found]) if found else masked
+    scale = np.concatenate([np.full(len(b.target), b.row_weight) for _, b in found]) if found else np.zeros(0)
     masked_at = np.flatnonzero(masked)
     work = Work(
         torch.from_numpy(np.concatenate([clean, *canvas])),
@@ -131,6 +133,6 @@ def collate(
         int(is_answer.sum()),
         torch.from_numpy(masked_at + len(clean)),
         torch.from_numpy(truth[masked_at]),
-        torch.from_numpy(np.where(fill[masked_at], fill_weight, 1.0).astype(np.float32)),
-        int((masked & ~fill).sum()),
+        torch.from_numpy((np.where(fill, fill_weight, 1.0) * scale)[masked_at].astype(np.float32)),
+        sum(b.num_targets for _, b in found),
     )
