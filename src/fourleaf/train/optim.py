@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fourleaf.errors import CheckpointError
 
-
 # Scalars of the block softmax are logits: where they belong lies several units from where they start, while an entry
 # of a matrix moves by hundredths.
 _LOGITS = "bd_softmax_"
