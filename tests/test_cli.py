@@ -80,6 +80,7 @@ def test_a_mistake_ends_the_process_with_2_and_one_line():
         (["quantize", "nowhere", "new", "--group", "48"], "group_size is 48; it must be one of 32, 64, 128"),
         (["quantize", "nowhere", "new", "--scheme", "awq"], "method is 'awq'; it must be one of rtn, gptq"),
         (["quantize", "nowhere", "new"], "cannot read nowhere/config.json"),
+        (["convert", "nowhere", "new"], "cannot read nowhere/config.json"),
         (["run", "hi", "--mode", "fast"], "ar, diffuse"),
         (["run", "hi", "--threshold", "2"], "threshold"),
         (["run", "hi", "--temperature", "-1"], "temperature"),

@@ -171,7 +171,7 @@ def count_writes(monkeypatch, at: int | None = None, error: BaseException | None
         def run(*args, **kwargs):
             if len(done) == at:
                 done.append(f"{what}!")
-                raise error
+                raise error or AssertionError
             done.append(what)
             return call(*args, **kwargs)
 

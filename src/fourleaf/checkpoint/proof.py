@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +32,7 @@ def prove_equal_ar(before: CheckpointFolder, after: CheckpointFolder) -> int:
 def ar_logits(source: CheckpointFolder, tokens: Tensor) -> Tensor:
     """Logits of a text, [T] -> [T, Y], in the type of the checkpoint's embedding (fp16: in fp32).
 
-    One layer is in memory at a time; embedding and head stay in their file.
+    One layer is in memory at a time, or the head.
     """
     with torch.device("meta"):
         model = Transformer(source.config).eval()
@@ -46,15 +44,15 @@ def ar_logits(source: CheckpointFolder, tokens: Tensor) -> Tensor:
         model.lm_head.weight = model.model.embed_tokens.weight
     else:
         _fill(model.lm_head, "lm_head", source, dtype)
-    layers = model.model.layers
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(model.model.layers):
 
         def fill(layer: nn.Module, _: object, index: int = index) -> None:
             _fill(layer, f"model.layers.{index}", source, dtype)
 
-        def drop(*_: object, index: int = index) -> None:
-            layers[index] = nn.Identity()
-            gc.collect()  # a layer and what it derived from its parameters refer to each other
+        def drop(layer: nn.Module, *_: object) -> None:
+            model.refresh()
+            for module in layer.modules():
+                module._parameters.clear()
 
         layer.register_forward_pre_hook(fill)
         layer.register_forward_hook(drop)
@@ -66,5 +64,6 @@ def _fill(part: nn.Module, prefix: str, source: CheckpointFolder, dtype: torch.d
     """Gives the parameters of a part of a model without memory their values."""
     for name in [name for name, _ in part.named_parameters()]:
         owner, _, last = name.rpartition(".")
-        value = source.tensor(f"{prefix}.{name}").to(dtype)
+        # A copy, as loading makes: how a product rounds may depend on where in a file's page its matrix begins.
+        value = source.tensor(f"{prefix}.{name}").to(dtype, copy=True)
         setattr(part.get_submodule(owner), last, nn.Parameter(value, requires_grad=False))
