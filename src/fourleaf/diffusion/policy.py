@@ -75,7 +75,7 @@ class Canvas:
 
 
 def choose(
-    logits: Tensor, mask_id: int, temperature: float, positions: list[int], pass_index: int, noise: Noise
+    logits: Tensor, mask_id: int | None, temperature: float, positions: list[int], pass_index: int, noise: Noise
 ) -> tuple[list[int], list[float]]:
     """A token for each row, and its confidence: its untempered probability.
 
@@ -83,7 +83,8 @@ def choose(
     noise, from the row's own stream. The mask id is never chosen.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits[:, mask_id] = float("-inf")
+    if mask_id is not None:
+        logits[:, mask_id] = float("-inf")
     probability = torch.softmax(logits, -1)
     if temperature == 0:
         confidence, tokens = probability.max(-1)
@@ -94,9 +95,10 @@ def choose(
     return tokens.tolist(), probability.gather(1, tokens[:, None])[:, 0].tolist()
 
 
-def greedy(logits: Tensor, mask_id: int) -> list[int]:
+def greedy(logits: Tensor, mask_id: int | None) -> list[int]:
     """The most probable token of each row, for those who need no confidence. logits: [M, Y] raw."""
-    logits[:, mask_id] = float("-inf")
+    if mask_id is not None:
+        logits[:, mask_id] = float("-inf")
     return logits.argmax(-1).tolist()
 
 

@@ -57,7 +57,7 @@ class Request:
 class Decoding:
     """A fixed set of requests on one state. Call `step` until it says that nothing is left."""
 
-    def __init__(self, model: Transformer, requests: list[Request], end_id: int, mask_id: int) -> None:
+    def __init__(self, model: Transformer, requests: list[Request], end_id: int, mask_id: int | None) -> None:
         self.model, self.requests, self.end_id, self.mask_id = model, requests, end_id, mask_id
         dtype = model.lm_head.weight.dtype
         self.state = State.empty(model.config, len(requests), dtype)
@@ -88,6 +88,7 @@ class Decoding:
         if request.params.mode == "diffuse" and request.canvas is None:
             block_size = self.model.config.block_size
             assert block_size is not None
+            assert self.mask_id is not None
             rows = min(block_size, request.max_tokens - request.num_committed)
             request.canvas = Canvas.blank(request.num_known, rows, self.mask_id)
 
@@ -95,7 +96,8 @@ class Decoding:
         causal = [r.pending if r.finish_reason is None else [] for r in self.requests]
         canvases = [(i, c) for i in live if (c := self.requests[i].canvas) is not None]
         parts: list[NDArray[np.int64]] = [np.array(p, dtype=np.int64) for p in causal if p]
-        parts += [np.where(c.masked, self.mask_id, c.tokens) for _, c in canvases]
+        mask = -1 if self.mask_id is None else self.mask_id  # read by canvases alone
+        parts += [np.where(c.masked, mask, c.tokens) for _, c in canvases]
         return Work(
             torch.from_numpy(np.concatenate(parts)),
             Segments([len(p) for p in causal]),

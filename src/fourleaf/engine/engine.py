@@ -16,7 +16,8 @@ from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
-from fourleaf.text.tokenizer import Tokenizer
+from fourleaf.text.foreign import read_tokenizer
+from fourleaf.text.tokenizer import MASK, Tokenizer
 
 
 def bundled_path() -> Path:
@@ -42,10 +43,11 @@ class Engine:
         template = path / "chat_template.jinja"
         if not template.is_file():
             raise CheckpointError(f"there is no {template}; is {path} a checkpoint folder?")
-        tokenizer = Tokenizer.from_file(path / "tokenizer.json")
+        tokenizer = read_tokenizer(path)
         chat = ChatTemplate(template.read_text(encoding="utf-8"), tokenizer)
         model = load_checkpoint(path, dtype)
-        if model.config.vocab_size != tokenizer.vocab_size:
+        # Public models round their vocabulary up: rows behind the tokenizer's last token mean nothing.
+        if model.config.vocab_size < tokenizer.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, its model {model.config.vocab_size}"
             raise CheckpointError(f"{path} does not fit together: its tokenizer has {sizes}")
         return cls(path.resolve().name, model, tokenizer, chat)
@@ -101,8 +103,10 @@ class Engine:
         return self.tokenizer.end_id
 
     @property
-    def mask_id(self) -> int:
-        return self.tokenizer.mask_id
+    def mask_id(self) -> int | None:
+        """Stands in masked positions and is never an answer's token; an AR model of another project has none."""
+        mask = self.model.config.mask_token_id
+        return self.tokenizer.controls.get(MASK) if mask is None else mask
 
 
 def _deltas(decoding: Decoding) -> Iterator[Delta]:

@@ -56,10 +56,13 @@ class Baseline:
             raise ConfigError(
                 f"the baseline needs {error.name}: pip install 'fourleaf[bench]', or --no-transformers leaves it out"
             ) from error
+        if engine.model.is_replaced:
+            raise ConfigError("the baseline runs ordinary weights and this model's are packed; add --no-transformers")
         # Its advice (missing kernels, unused keys) would land in the middle of a table.
         logging.set_verbosity_error()
         self.version: str = transformers.__version__
         self.end_id, self.mask_id = engine.end_id, engine.mask_id
+        assert self.mask_id is not None
         moe = engine.model.config.num_experts > 0
         keys = json.loads(json.dumps(engine.model.config.to_dict()))  # lists, not tuples: the library is strict
         keys = {k: v for k, v in keys.items() if k not in OWN_KEYS and not k.startswith(("bd_", "coreset_"))}

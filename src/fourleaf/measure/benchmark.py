@@ -100,6 +100,7 @@ def run(
     """Times every arm on every example. Raises RequestError for an AR model: it has no `diffuse` to compare."""
     prompts = [engine.chat.render(messages(example)) for example in examples]
     diffuse = GenerateParams(mode=DIFFUSE, threshold=threshold, max_tokens=max_tokens)
+    engine.admit(prompts[0], diffuse)  # an AR model is refused before anything is built
     runners: dict[str, Callable[[list[int]], Timed]] = {
         AR: lambda prompt: timed(engine, prompt, replace(diffuse, mode=AR)),
         DIFFUSE: lambda prompt: timed(engine, prompt, diffuse),

@@ -55,7 +55,9 @@ def profiles(engine: Engine, prompt: list[int]) -> list[Profile]:
     start = len(prompt)
 
     def forward(causal: int, canvas: int) -> Callable[[], float]:
-        ids = torch.full((causal + canvas,), engine.mask_id if canvas else prompt[-1])
+        filler = engine.mask_id if canvas else prompt[-1]
+        assert filler is not None
+        ids = torch.full((causal + canvas,), filler)
 
         def once() -> float:
             state = committed.clone() if causal else committed

@@ -18,12 +18,10 @@ import jinja2.sandbox
 
 from fourleaf.errors import CheckpointError, RequestError
 from fourleaf.text.messages import clean_messages, clean_tools
-from fourleaf.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from fourleaf.text.tokenizer import Tokenizer, spellings
 
-_FIRST_MARK = 0xDC00  # the low surrogates: U+DC00 + i stands for SPECIAL_TOKENS[i]
-_MARKS = {token: chr(_FIRST_MARK + i) for i, token in enumerate(SPECIAL_TOKENS)}
-_MARK = re.compile(f"([{min(_MARKS.values())}-{max(_MARKS.values())}])")
-_SPELLINGS = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+_FIRST_MARK, _MOST_MARKS = 0xDC00, 0x400  # the low surrogates: U+DC00 + i stands for the i-th control token
+_MARK = re.compile("([\udc00-\udfff])")
 
 # Conversations without "<" that between them reach the branches of usual templates.
 _PROBES: tuple[list[dict[str, Any]], ...] = (
@@ -44,10 +42,17 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         """Raises CheckpointError when `source` is no Jinja template or builds a control token from pieces."""
         self._tokenizer = tokenizer
-        self._ids = {mark: tokenizer.token_id(token) for token, mark in _MARKS.items()}
+        if len(tokenizer.controls) > _MOST_MARKS:
+            raise CheckpointError(
+                f"The tokenizer has {len(tokenizer.controls)} control tokens, more than {_MOST_MARKS}."
+            )
+        marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(tokenizer.controls)}
+        self._ids = {mark: tokenizer.controls[token] for token, mark in marks.items()}
+        self._spellings = spellings(marks)
+        self._ends = {"bos_token": marks.get(tokenizer.begin or "", ""), "eos_token": marks[tokenizer.end]}
         if _MARK.search(source):
             raise CheckpointError("The chat template holds a lone surrogate; save it as valid UTF-8.")
-        marked = _SPELLINGS.sub(lambda match: _MARKS[match.group()], source)
+        marked = self._spellings.sub(lambda match: marks[match.group()], source)
         try:
             self._template = _environment().from_string(marked, globals={"raise_exception": _raise_exception})
         except jinja2.TemplateSyntaxError as error:
@@ -80,6 +85,7 @@ class ChatTemplate:
             "messages": clean_messages(messages),
             "tools": clean_tools(tools),
             "add_generation_prompt": add_generation_prompt,
+            **self._ends,
         }
         try:
             return self._template.render(variables)
@@ -96,7 +102,7 @@ class ChatTemplate:
                 text = self._render_marked(messages, None, True)
             except RequestError:  # not every template takes every conversation
                 continue
-            if found := _SPELLINGS.search(text):
+            if found := self._spellings.search(text):
                 raise CheckpointError(
                     f"The chat template joins {found.group()!r} from pieces; each must stand whole in one literal."
                 )

@@ -85,8 +85,9 @@ class Router:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._think, self._think_end = tokenizer.token_id(THINK), tokenizer.token_id(THINK_END)
-        self._call, self._call_end = tokenizer.token_id(TOOL_CALL), tokenizer.token_id(TOOL_CALL_END)
+        tags = tokenizer.controls  # a checkpoint may lack some: its answers then have no such part
+        self._think, self._think_end = tags.get(THINK), tags.get(THINK_END)
+        self._call, self._call_end = tags.get(TOOL_CALL), tags.get(TOOL_CALL_END)
         self._state = _State.CONTENT
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text = ""  # decoded and not yet in an event

@@ -7,7 +7,7 @@ which is for text that this program wrote itself.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -50,30 +50,37 @@ PIECES = "|".join(
     )
 )
 
-_SPELLINGS = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """Text to ids and back. Ids below `len(SPECIAL_TOKENS)` are control tokens, the next 256 single bytes."""
+    """Text to ids and back. controls: spelling -> id of the tokens that no text becomes.
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        """Raises CheckpointError when `inner` lacks a control token or would match one in text."""
-        if added := inner.get_added_tokens_decoder():
-            raise CheckpointError(
-                f"The tokenizer matches {next(iter(added.values())).content!r} in text, so a user could write control"
-                " tokens. Keep them in model.vocab and leave added_tokens empty."
-            )
+    In a tokenizer of this project they are `SPECIAL_TOKENS`, with the first ids, and the next 256 are single bytes;
+    `text.foreign` reads those of other checkpoints.
+    """
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        controls: Mapping[str, int] | None = None,
+        *,
+        end: str = END,
+        begin: str | None = None,
+    ) -> None:
+        """controls: None for this project's. end, begin: spellings of the tokens that end an answer and begin a text.
+
+        Raises CheckpointError when `inner` lacks one of this project's control tokens, would match one in text, or is
+        no byte-level BPE.
+        """
         self._inner = inner
-        self._ids: dict[str, int] = {}
-        for token in SPECIAL_TOKENS:
-            token_id = inner.token_to_id(token)
-            if token_id is None:
-                raise CheckpointError(f"The tokenizer has no control token {token!r}; it needs {SPECIAL_TOKENS}.")
-            self._ids[token] = token_id
-        self.special_ids = frozenset(self._ids.values())
-        self.vocab_size: int = inner.get_vocab_size()
-        self._bytes = [self._bytes_of(token_id) for token_id in range(self.vocab_size)]
+        self.controls = dict(_own_controls(inner) if controls is None else controls)
+        self.end, self.begin = end, begin
+        self.special_ids = frozenset(self.controls.values())
+        self._spelled = {token_id: token for token, token_id in self.controls.items()}
+        self.vocab_size: int = max(inner.get_vocab_size(), 1 + max(self.special_ids))
+        self._bytes = [self._bytes_of(token_id, controls is None) for token_id in range(self.vocab_size)]
+        self._spellings = spellings(self.controls)
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Tokenizer":
@@ -95,21 +102,21 @@ class Tokenizer:
     @property
     def end_id(self) -> int:
         """Ends an assistant turn."""
-        return self._ids[END]
+        return self.controls[self.end]
 
     @property
     def mask_id(self) -> int:
-        """Stands in masked positions; never a token of the answer."""
-        return self._ids[MASK]
+        """Stands in masked positions; never a token of the answer. This project's tokenizers alone have it."""
+        return self.controls[MASK]
 
     @property
     def gap_end_id(self) -> int:
         """Ends an infilled gap."""
-        return self._ids[GAP_END]
+        return self.controls[GAP_END]
 
     def token_id(self, special: str) -> int:
         """Id of a control token by its spelling, such as "<|user|>". Raises KeyError for anything else."""
-        return self._ids[special]
+        return self.controls[special]
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text: never a control id, whatever the text spells. A lone surrogate becomes U+FFFD."""
@@ -124,30 +131,55 @@ class Tokenizer:
         """Like `encode`, but spelled control tokens become their ids: for training answers, never for a user's text."""
         ids: list[int] = []
         start = 0
-        for match in _SPELLINGS.finditer(text):
+        for match in self._spellings.finditer(text):
             ids += self.encode(text[start : match.start()])
-            ids.append(self._ids[match.group()])
+            ids.append(self.controls[match.group()])
             start = match.end()
         return ids + self.encode(text[start:])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; control tokens are spelled out, bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(self._bytes[token_id] for token_id in ids).decode("utf-8", errors="replace")
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """UTF-8 bytes of one token, which may end inside a character; a control token's are its spelling."""
-        return self._bytes[token_id]
+        """UTF-8 bytes of one token, which may end inside a character; a control token's are its spelling. An id of the
+        model's that no text has, such as those that round a vocabulary up, has none."""
+        return self._bytes[token_id] if token_id < self.vocab_size else b""
 
-    def _bytes_of(self, token_id: int) -> bytes:
+    def _bytes_of(self, token_id: int, is_own: bool) -> bytes:
+        if token_id in self._spelled:
+            return self._spelled[token_id].encode()
         token = self._inner.id_to_token(token_id)
-        if token is None:
+        if token is None and is_own:
             raise CheckpointError(f"The tokenizer's ids have a gap at {token_id} of {self.vocab_size}.")
-        if token_id in self.special_ids:
+        if token is None:
+            return b""
+        if token_id in self._inner.get_added_tokens_decoder():
             return token.encode()
         try:
             return bytes(_BYTES[char] for char in token)
         except KeyError as error:
             raise CheckpointError(f"Token {token_id} ({token!r}) is no byte-level token.") from error
+
+
+def spellings(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the tokens, the longest where several begin alike."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+
+
+def _own_controls(inner: tokenizers.Tokenizer) -> dict[str, int]:
+    if added := inner.get_added_tokens_decoder():
+        raise CheckpointError(
+            f"The tokenizer matches {next(iter(added.values())).content!r} in text, so a user could write control"
+            " tokens. Keep them in model.vocab and leave added_tokens empty."
+        )
+    found: dict[str, int] = {}
+    for token in SPECIAL_TOKENS:
+        token_id = inner.token_to_id(token)
+        if token_id is None:
+            raise CheckpointError(f"The tokenizer has no control token {token!r}; it needs {SPECIAL_TOKENS}.")
+        found[token] = token_id
+    return found
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -181,7 +213,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    plain = (part for text in texts for part in _SPELLINGS.split(replace_surrogates(text)) if part)
+    control = spellings(SPECIAL_TOKENS)
+    plain = (part for text in texts for part in control.split(replace_surrogates(text)) if part)
     learner.train_from_iterator(plain, trainer=trainer)
     if learner.get_vocab_size() < vocab_size:
         raise ConfigError(
