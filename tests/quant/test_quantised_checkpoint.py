@@ -22,6 +22,7 @@ from fourleaf.checkpoint.shards import INDEX, SHARD_BYTES, Shards
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import CheckpointError, ConfigError, FourleafError
+from fourleaf.measure.baseline import Baseline
 from fourleaf.model.work import Segments, Work
 from fourleaf.quant import backends
 from fourleaf.quant.backends import plain
@@ -130,6 +131,24 @@ def test_the_engine_runs_a_quantised_folder(mode, most_unpacked, quantised_folde
     assert found[0] == alone
     assert found[1].usage is not None
     assert found[1].usage.completion_tokens > 0
+
+
+@torch.inference_mode()
+def test_a_quantised_model_computes_in_bf16(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.setattr(backends, "MOST_UNPACKED", 0)
+    quantise_checkpoint(checkpoint(moe=True), tmp_path / "int4", Int4Config())
+    work = Work(torch.arange(2, 22), Segments([12]), [0], Segments([8]), [0], [12])
+    narrow, wide = (load_checkpoint(tmp_path / "int4", dtype) for dtype in (torch.bfloat16, torch.float32))
+    found, wanted = (m.head(m(work)[0]) for m in (narrow, wide))
+    assert found.dtype == torch.bfloat16
+    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert float(off.median()) < 0.05, "but for rows that bf16 sends to other experts"
+
+
+def test_the_transformers_baseline_wants_ordinary_weights(quantised_folder, monkeypatch):
+    monkeypatch.setattr(backends, "MOST_UNPACKED", 0)
+    with pytest.raises(ConfigError, match="this model's are packed; add --no-transformers"):
+        Baseline(Engine.load(quantised_folder))
 
 
 @pytest.fixture(scope="module", params=["rtn", "gptq"])
