@@ -247,6 +247,19 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path, checkpoint, monkeypatch
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, checkpoint, monkeypatch):
+    source = checkpoint()
+    sizes = quantise_checkpoint(source, tmp_path / "fits", Int4Config())
+    for free, fits in ((sizes.bytes_after, True), (sizes.bytes_after - 1, False)):
+        monkeypatch.setattr(shards, "free_bytes", lambda path, free=free: free)
+        if fits:
+            quantise_checkpoint(source, tmp_path / "just", Int4Config())
+            continue
+        with pytest.raises(CheckpointError, match="Free some space or write elsewhere"):
+            quantise_checkpoint(source, tmp_path / "short", Int4Config())
+        assert not (tmp_path / "short").exists()
+
+
 def test_a_source_that_is_broken_or_quantised_is_refused(tmp_path, checkpoint, quantised_folder):
     target = tmp_path / "again"
     with pytest.raises(ConfigError, match="int4 is there already; name a new folder"):
