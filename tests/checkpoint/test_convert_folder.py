@@ -96,13 +96,17 @@ def test_every_tensor_keeps_its_type_and_the_new_ones_are_fp32(name, source, tmp
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_a_converted_model_denoises(name, source, tmp_path, ids):
+def test_a_converted_model_denoises_as_it_would_train(name, source, tmp_path, ids):
     convert_folder(source(name), tmp_path / "after")
     model = load_model(tmp_path / "after")
     assert model.config.mask_token_id is not None
     tokens = torch.cat((ids[:20], torch.full((12,), model.config.mask_token_id)))
-    hidden, _ = model(Work(tokens, Segments([20]), [0], Segments([12]), [0], [20]), State.empty(model.config))
-    assert torch.isfinite(model.head(hidden)).all()
+    work = Work(tokens, Segments([20]), [0], Segments([12]), [0], [20])
+    served = model.head(model(work, State.empty(model.config))[0])
+    with torch.enable_grad():
+        trained = model.head(model(work)[0]).detach()
+    assert torch.isfinite(served).all()
+    torch.testing.assert_close(served, trained, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -223,6 +227,15 @@ def test_what_is_converted_already_is_refused(name, source, tmp_path):
     with pytest.raises(ConfigError, match="already denoises blocks of 32"):
         convert_folder(tmp_path / "after", tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
+
+
+def test_quantised_weights_are_refused(source, tmp_path):
+    before = source("llama")
+    convert_folder(before, tmp_path / "after")
+    raw = read_json(tmp_path / "after" / CONFIG)
+    write_json(tmp_path / "after" / CONFIG, raw | {"quantization_config": {"quant_method": "fourleaf"}})
+    with pytest.raises(ConfigError, match="holds quantised weights; name the folder that it was made from"):
+        export_folder(tmp_path / "after", tmp_path / "out")
 
 
 @pytest.mark.parametrize("write", [convert_folder, export_folder])

@@ -126,6 +126,14 @@ def test_an_index_that_is_none_is_named(index, message, folder):
         load_model(folder)
 
 
+def test_pickled_weights_are_named_and_not_opened(folder):
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(CheckpointError, match=r"pickled weights \(pytorch_model\.bin\), which are never opened"):
+        load_model(folder)
+
+
 def test_a_type_that_is_not_known_is_named(folder):
     shutil.rmtree(folder)
     write_tensors(folder / WEIGHTS, {"a": torch.ones(2, dtype=torch.float8_e4m3fn)})

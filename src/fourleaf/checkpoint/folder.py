@@ -6,13 +6,14 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fourleaf.checkpoint.disk import read_json
-from fourleaf.checkpoint.families import read_config
+from fourleaf.checkpoint.families import OWN, read_config
 from fourleaf.checkpoint.names import (
     CLOVER_TENSORS,
     Layout,
@@ -44,7 +45,10 @@ class CheckpointFolder(AbstractContextManager["CheckpointFolder"]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: ModelConfig = read_config(read_json(folder / CONFIG))
+        raw = read_json(folder / CONFIG)
+        if raw.get("model_type", OWN) == OWN and raw.get("quantization_config"):
+            raise ConfigError(f"{folder} holds quantised weights; name the folder that it was made from")
+        self.config: ModelConfig = read_config(raw)
         self.shards = Shards(folder)
         names = self.shards.shapes
         if lacks_clover(self.config, names):
@@ -103,7 +107,7 @@ class CheckpointFolder(AbstractContextManager["CheckpointFolder"]):
             place.of_own(made).copy_(place.of_stored(self.shards.get(name)))
         return made
 
-    @property
+    @cached_property
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         """Our tensors' shapes by name."""
         return own_shapes(self.config)

@@ -98,7 +98,13 @@ class Shards:
 
 def _files(folder: Path) -> dict[str, str]:
     """The file of each tensor, as the index says; empty for a single file, whose header will say."""
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+    if not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
+        if pickled := sorted(path.name for path in folder.glob("*.bin")):
+            raise CheckpointError(
+                f"{folder} holds pickled weights ({pickled[0]}), which are never opened; it needs {WEIGHTS}"
+            )
+        raise CheckpointError(f"there is no {folder / WEIGHTS}, nor {INDEX}")
+    if (folder / WEIGHTS).is_file():
         return {}
     raw = read_json(folder / INDEX)
     files = raw.get("weight_map")
