@@ -15,6 +15,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
 )
 from transformers.utils import logging
 
+from fourleaf.checkpoint.files import write_json
 from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
@@ -87,6 +88,18 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+TOKENIZER = {
+    "added_tokens": [
+        {"id": 90, "content": "<|endoftext|>", "special": True},
+        {"id": 91, "content": "<|im_start|>", "special": True},
+        {"id": 92, "content": "<think>", "special": False},
+        {"id": 93, "content": "<|vision_start|>", "special": True},
+        {"id": 94, "content": "<|fim_pad|>", "special": True},
+    ],
+    "model": {"type": "BPE", "vocab": {chr(33 + i): i for i in range(90)}},
+}
+TEMPLATE = "{{ '<|im_start|>' + messages[0].content }}"
+
 
 class Oracle(NamedTuple):
     """A folder that `transformers` wrote, and its model."""
@@ -131,6 +144,23 @@ def oracle(tmp_path_factory) -> Callable[..., Oracle]:
         return made[name, shard, dtype]
 
     return write
+
+
+@pytest.fixture
+def source(oracle, tmp_path):
+    """A family's checkpoint as it is published: with tokenizer, template and settings."""
+
+    def make(name: str, dtype: torch.dtype = torch.bfloat16):
+        folder = tmp_path / "source"
+        folder.mkdir(exist_ok=True)
+        for path in oracle(name, dtype=dtype).folder.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        write_json(folder / "tokenizer.json", TOKENIZER)
+        write_json(folder / "tokenizer_config.json", {"eos_token": {"content": "<|endoftext|>"}})
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

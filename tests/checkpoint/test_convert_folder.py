@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -26,36 +25,8 @@ from fourleaf.model.deltanet import block_softmax_start
 from fourleaf.model.state import State
 from fourleaf.model.work import Segments, Work
 
-TOKENIZER = {
-    "added_tokens": [
-        {"id": 90, "content": "<|endoftext|>", "special": True},
-        {"id": 91, "content": "<|im_start|>", "special": True},
-        {"id": 92, "content": "<think>", "special": False},
-        {"id": 93, "content": "<|vision_start|>", "special": True},
-        {"id": 94, "content": "<|fim_pad|>", "special": True},
-    ],
-    "model": {"type": "BPE", "vocab": {chr(33 + i): i for i in range(90)}},
-}
-TEMPLATE = "{{ '<|im_start|>' + messages[0].content }}"
 KINDS = ["qwen3_5_text", "qwen3_5_text tied", "qwen3_next", "llama tied, scaled, biased", "qwen3_5_moe"]
 CONVERTED = ("qwen3_5_text", "qwen3_next", "llama tied, scaled, biased")
-
-
-@pytest.fixture
-def source(oracle, tmp_path):
-    """A family's checkpoint as it is published: with tokenizer, template and settings."""
-
-    def make(name: str, dtype: torch.dtype = torch.bfloat16):
-        folder = tmp_path / "source"
-        folder.mkdir(exist_ok=True)
-        for path in oracle(name, dtype=dtype).folder.iterdir():
-            (folder / path.name).write_bytes(path.read_bytes())
-        write_json(folder / "tokenizer.json", TOKENIZER)
-        write_json(folder / "tokenizer_config.json", {"eos_token": {"content": "<|endoftext|>"}})
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
-        return folder
-
-    return make
 
 
 def tensors(folder) -> dict:
@@ -123,10 +94,11 @@ def test_what_reads_text_goes_along_as_it_is(name, source, tmp_path):
 
 def test_a_template_inside_the_settings_comes_out_as_a_file(source, tmp_path):
     before = source("llama")
+    template = (before / "chat_template.jinja").read_text()
     (before / "chat_template.jinja").unlink()
-    write_json(before / "tokenizer_config.json", {"chat_template": TEMPLATE})
+    write_json(before / "tokenizer_config.json", {"chat_template": template})
     convert_folder(before, tmp_path / "after")
-    assert (tmp_path / "after" / "chat_template.jinja").read_text() == TEMPLATE
+    assert (tmp_path / "after" / "chat_template.jinja").read_text() == template
 
 
 # Back to Hugging Face.
@@ -169,53 +141,6 @@ def test_a_trunk_of_no_known_architecture_is_named(shapes, tmp_path):
     with pytest.raises(ConfigError, match=r"no Hugging Face architecture .* qk_norm False"):
         export_folder(tmp_path / "odd", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# The mask token.
-
-
-@pytest.mark.parametrize(
-    ("changes", "settings", "chosen"),
-    [
-        ({}, {}, "'<|vision_start|>', id 93"),
-        ({}, {"pad_token": "<|vision_start|>"}, "'<|fim_pad|>', id 94"),
-        ({"90": "<mask>"}, {}, "'<mask>', id 90"),
-        ({"94": "<|reserved_special_token_0|>"}, {}, "'<|reserved_special_token_0|>', id 94"),
-        (
-            {"93": "<|eot|>", "94": "<|end|>"},
-            {},
-            "id 96 (a row of the vocabulary behind the tokenizer's last token, 94)",
-        ),
-    ],
-)
-def test_the_mask_token_is_one_that_nothing_uses(changes, settings, chosen, source, tmp_path):
-    before = source("llama")
-    added = [t | {"content": changes.get(str(t["id"]), t["content"])} for t in TOKENIZER["added_tokens"]]
-    write_json(before / "tokenizer.json", TOKENIZER | {"added_tokens": added})
-    write_json(before / "tokenizer_config.json", settings)
-    assert str(convert_folder(before, tmp_path / "after").mask).startswith(chosen)
-
-
-@pytest.mark.parametrize(("wanted", "found"), [("<think>", 92), ("17", 17), ("96", 96), ("!", 0)])
-def test_a_mask_token_can_be_named_by_spelling_or_id(wanted, found, source, tmp_path):
-    done = convert_folder(source("llama"), tmp_path / "after", mask_token=wanted)
-    assert done.mask is not None
-    assert done.mask.id == load_model(tmp_path / "after").config.mask_token_id == found
-
-
-@pytest.mark.parametrize("wanted", ["<|nothing|>", "97", "-1", ""])
-def test_a_mask_token_that_is_none_is_refused(wanted, source, tmp_path):
-    with pytest.raises(ConfigError, match=rf"--mask-token is '{re.escape(wanted)}'.*0\.\.96"):
-        convert_folder(source("llama"), tmp_path / "after", mask_token=wanted)
-    assert not (tmp_path / "after").exists()
-
-
-def test_without_a_free_token_one_must_be_named(source, tmp_path):
-    before = source("llama")
-    (before / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match="name one with --mask-token"):
-        convert_folder(before, tmp_path / "after")
-    convert_folder(before, tmp_path / "after", mask_token="5")
 
 
 # Faults.
