@@ -116,7 +116,9 @@ def test_every_row_of_a_noisy_batch_says_what_its_document_says(seed, copies, co
         zip(batch.masked_rows.tolist(), zip(batch.masked_target, batch.masked_weight, strict=True), strict=True)
     )
     seen: Counter = Counter()
-    weighed, targets, weights = Counter(), Counter(), defaultdict(set)
+    weighed: defaultdict[int, float] = defaultdict(float)
+    targets: Counter = Counter()
+    weights: defaultdict[int, set[float]] = defaultdict(set)
     for row, (block, offset) in enumerate(zip(owner, within, strict=True)):
         seq, position = work.canvas_seq[block], (work.canvas_start or [])[block] + offset
         ids = documents[seq].ids
