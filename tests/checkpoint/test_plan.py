@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from fourleaf.checkpoint import footprint
 from fourleaf.checkpoint.files import save_model
 from fourleaf.checkpoint.footprint import part_of
 from fourleaf.checkpoint.plan import GIB, largest, main_plan, parse_bytes, plan, quantised
@@ -20,6 +21,7 @@ from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
 from fourleaf.quant.int4 import Int4Config
+from fourleaf.quant.linear import is_quantised
 
 DENSE = {"intermediate_size": 24}
 EXPERTS = {
@@ -87,18 +89,27 @@ def test_quantised_weights_are_the_bytes_in_the_files(kind, symmetric, shapes, t
     quantise_checkpoint(tmp_path / "whole", small, Int4Config(group_size=32, symmetric=symmetric))
     found = planned(small)
     assert sum(found.in_files.values()) == bytes_in(small)
-    assert found.mapped == bytes_in(small)  # fp32 here and there: nothing needs converting
-    assert found.footprint.weights().anonymous == 0
+    assert found.mapped == bytes_in(small)
+    assert found.footprint.weights().anonymous == 0  # fp32 here and there: nothing needs converting
     narrow = planned(small, dtype="bfloat16").footprint.weights()
-    assert narrow.anonymous == 2 * sum(t.numel() for n, t in model.named_tensors() if not found_in(small, n))
-    assert narrow.mapped + 2 * narrow.anonymous == found.mapped
+    assert narrow.anonymous == 2 * sum(t.numel() for n, t in model.named_tensors() if not is_quantised(n))
+    assert narrow.mapped == found.mapped
+    linears = sum(t.numel() for n, t in model.named_tensors() if is_quantised(n) and ".experts." not in n)
+    assert narrow.copies == 2 * linears  # as small as these, they are unpacked
+    assert narrow.sessions == 0
 
 
-def found_in(small, name: str) -> bool:
-    index = small / "model.safetensors.index.json"
-    if index.is_file():
-        return f"{name}.packed" in json.loads(index.read_text())["weight_map"]
-    return f'"{name}.packed"'.encode() in (small / "model.safetensors").read_bytes()
+def test_larger_linears_are_copied_for_their_product_where_it_is_here(shapes, tmp_path, monkeypatch):
+    wide = DENSE | {"intermediate_size": 10_000}
+    made(tmp_path / "whole", shapes, **wide)
+    quantise_checkpoint(tmp_path / "whole", tmp_path / "small", Int4Config(group_size=32))
+    monkeypatch.setattr(footprint, "_has_runtime", lambda: True)
+    here = planned(tmp_path / "small").footprint.weights()
+    monkeypatch.setattr(footprint, "_has_runtime", lambda: False)
+    missing = planned(tmp_path / "small").footprint.weights()
+    assert (here.sessions, missing.sessions) == (2 * 3, 0)
+    weights, groups = 3 * 2 * 16 * 10_000, 2 * (2 * 10_000 * 1 + 16 * 313)
+    assert here.copies - missing.copies == weights // 2 + groups * 25 // 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

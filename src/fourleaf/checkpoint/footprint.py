@@ -20,7 +20,7 @@ from fourleaf.kernels.delta import CHUNK
 from fourleaf.kernels.serving import _LEAST_KEPT, _MOST_KEPT
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.state import _GROWTH
-from fourleaf.quant.backends import MOST_UNPACKED
+from fourleaf.quant.backends import BACKENDS, MOST_UNPACKED
 from fourleaf.quant.int4 import Int4Config, num_groups
 from fourleaf.quant.linear import STACKS, is_quantised
 
@@ -29,6 +29,8 @@ WIDE = 4  # fp32, which norms, softmax, states and the delta rule are computed i
 # Beside the model: code that is loaded on first use, thread pools, and a tokenizer's tables for each of its tokens.
 # Measured on Linux with CPU builds of torch, above a process that has imported it (docs/memory.md).
 PROGRAM_BYTES, TOKEN_BYTES = 30 << 20, 900
+# onnxruntime with its libraries, and each of its sessions, one a quantised linear.
+RUNTIME_BYTES, SESSION_BYTES = 40 << 20, 85_000
 # Linears that serving joins into one matrix, a copy beside the originals.
 _JOINED = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "gate_proj", "up_proj")
 
@@ -59,11 +61,12 @@ def packed_bytes(shape: tuple[int, ...], scheme: Int4Config) -> int:
 
 class Weights(NamedTuple):
     """What weights take. anonymous: memory of the process's own. mapped: pages of the files, which the system may drop
-    and read again. copies: of these weights, in another order, made when they first run; anonymous."""
+    and read again. copies: of these weights, in another order; anonymous. sessions: of onnxruntime."""
 
     anonymous: int
     mapped: int
     copies: int
+    sessions: int
 
 
 @dataclass(frozen=True)
@@ -84,22 +87,29 @@ class Footprint:
         return self.dtype.itemsize
 
     def weights(self) -> Weights:
-        """Unquantised weights are copied into the model. Of quantised ones everything stays mapped that is packed or is
-        in the model's dtype already; linears of more than MOST_UNPACKED weights are copied into the order that their
-        product wants, smaller ones unpacked."""
-        anonymous = mapped = copies = 0
+        """Unquantised weights are copied into the model. Quantised files stay mapped whole; what is not packed and not
+        in the model's dtype is copied. Quantised linears of up to MOST_UNPACKED weights are unpacked; those above are
+        copied into the order that onnxruntime's product wants, if it is here: half a byte a weight, and for each group
+        three numbers in fp32 (its scale, ours and theirs, and a sum) and a zero point of half a byte."""
+        anonymous = mapped = copies = sessions = 0
+        scheme, runtime = self.scheme, _has_runtime()
         for name, shape in own_shapes(self.config).items():
             size = math.prod(shape)
-            if self.scheme is None or not is_quantised(name):
-                stays = self.scheme is not None and self.dtypes.get(name) == self.dtype
-                mapped, anonymous = mapped + stays * size * self.item, anonymous + (not stays) * size * self.item
+            if scheme is None or not is_quantised(name):
+                stored = self.dtypes.get(name, torch.bfloat16)
+                mapped += 0 if scheme is None else size * stored.itemsize
+                anonymous += 0 if scheme is not None and stored == self.dtype else size * self.item
                 copies += self._is_joined(name) * size * self.item
                 continue
-            stored, is_stack = packed_bytes(shape, self.scheme), name.rpartition(".")[2] in STACKS
-            mapped += stored
-            if not is_stack:
-                copies += size * self.item if size <= MOST_UNPACKED else stored
-        return Weights(anonymous, mapped, copies)
+            mapped += packed_bytes(shape, scheme)
+            if name.rpartition(".")[2] in STACKS:
+                continue
+            if size <= MOST_UNPACKED:
+                copies += size * self.item
+            elif runtime:
+                sessions += 1
+                copies += size // 2 + shape[0] * num_groups(shape[1], scheme.group_size) * (6 * WIDE + 1) // 2
+        return Weights(anonymous, mapped, copies, sessions)
 
     def _is_joined(self, name: str) -> bool:
         return self.scheme is None and name.split(".")[-2] in _JOINED
@@ -185,4 +195,10 @@ class Footprint:
 
     def program(self) -> int:
         """What comes with the program and the tokenizer."""
-        return PROGRAM_BYTES + TOKEN_BYTES * self.config.vocab_size
+        sessions = self.weights().sessions
+        runtime = RUNTIME_BYTES + SESSION_BYTES * sessions if sessions else 0
+        return PROGRAM_BYTES + TOKEN_BYTES * self.config.vocab_size + runtime
+
+
+def _has_runtime() -> bool:
+    return BACKENDS["matmulnbits_int8"].missing() is None
