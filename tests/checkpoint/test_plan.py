@@ -90,8 +90,8 @@ def test_quantised_weights_are_the_bytes_in_the_files(kind, symmetric, shapes, t
     found = planned(small)
     assert sum(found.in_files.values()) == bytes_in(small)
     assert found.mapped == bytes_in(small)
-    assert found.footprint.weights().anonymous == 0  # fp32 here and there: nothing needs converting
-    narrow = planned(small, dtype="bfloat16").footprint.weights()
+    assert found.footprint.weights.anonymous == 0  # fp32 here and there: nothing needs converting
+    narrow = planned(small, dtype="bfloat16").footprint.weights
     assert narrow.anonymous == 2 * sum(t.numel() for n, t in model.named_tensors() if not is_quantised(n))
     assert narrow.mapped == found.mapped
     linears = sum(t.numel() for n, t in model.named_tensors() if is_quantised(n) and ".experts." not in n)
@@ -104,9 +104,9 @@ def test_larger_linears_are_copied_for_their_product_where_it_is_here(shapes, tm
     made(tmp_path / "whole", shapes, **wide)
     quantise_checkpoint(tmp_path / "whole", tmp_path / "small", Int4Config(group_size=32))
     monkeypatch.setattr(footprint, "_has_runtime", lambda: True)
-    here = planned(tmp_path / "small").footprint.weights()
+    here = planned(tmp_path / "small").footprint.weights
     monkeypatch.setattr(footprint, "_has_runtime", lambda: False)
-    missing = planned(tmp_path / "small").footprint.weights()
+    missing = planned(tmp_path / "small").footprint.weights
     assert (here.sessions, missing.sessions) == (2 * 3, 0)
     weights, groups = 3 * 2 * 16 * 10_000, 2 * (2 * 10_000 * 1 + 16 * 313)
     assert here.copies - missing.copies == weights // 2 + groups * 25 // 2
@@ -115,7 +115,7 @@ def test_larger_linears_are_copied_for_their_product_where_it_is_here(shapes, tm
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unquantised_model_holds_its_weights_and_joined_copies(kind, shapes, tmp_path):
     model = made(tmp_path, shapes, **KINDS[kind])
-    weights = planned(tmp_path).footprint.weights()
+    weights = planned(tmp_path).footprint.weights
     assert weights.anonymous == sum(t.nbytes for _, t in model.named_tensors())
     assert weights.mapped == 0
     run(model, State.empty(model.config), 9)

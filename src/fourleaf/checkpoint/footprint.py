@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -86,6 +87,12 @@ class Footprint:
     def item(self) -> int:
         return self.dtype.itemsize
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of our tensors, by name."""
+        return own_shapes(self.config)
+
+    @cached_property
     def weights(self) -> Weights:
         """Unquantised weights are copied into the model. Quantised files stay mapped whole; what is not packed and not
         in the model's dtype is copied. Quantised linears of up to MOST_UNPACKED weights are unpacked; those above are
@@ -93,7 +100,7 @@ class Footprint:
         three numbers in fp32 (its scale, ours and theirs, and a sum) and a zero point of half a byte."""
         anonymous = mapped = copies = sessions = 0
         scheme, runtime = self.scheme, _has_runtime()
-        for name, shape in own_shapes(self.config).items():
+        for name, shape in self.shapes.items():
             size = math.prod(shape)
             if scheme is None or not is_quantised(name):
                 stored = self.dtypes.get(name, torch.bfloat16)
@@ -116,7 +123,7 @@ class Footprint:
 
     def experts(self) -> int:
         """Weights of the routed experts of one layer, as they are held."""
-        shapes = {n: s for n, s in own_shapes(self.config).items() if n.startswith("model.layers.0.mlp.experts.")}
+        shapes = {n: s for n, s in self.shapes.items() if n.startswith("model.layers.0.mlp.experts.")}
         if self.scheme is not None:
             return sum(packed_bytes(shape, self.scheme) for shape in shapes.values())
         return sum(math.prod(shape) for shape in shapes.values()) * self.item
@@ -195,7 +202,7 @@ class Footprint:
 
     def program(self) -> int:
         """What comes with the program and the tokenizer."""
-        sessions = self.weights().sessions
+        sessions = self.weights.sessions
         runtime = RUNTIME_BYTES + SESSION_BYTES * sessions if sessions else 0
         return PROGRAM_BYTES + TOKEN_BYTES * self.config.vocab_size + runtime
 

@@ -55,7 +55,7 @@ class Plan:
 
     def held(self) -> dict[str, int]:
         """By purpose, what must be in memory."""
-        of, weights = self.footprint, self.footprint.weights()
+        of, weights = self.footprint, self.footprint.weights
         return {
             "weights": weights.anonymous,
             "copies of weights in another order": weights.copies,
@@ -73,7 +73,7 @@ class Plan:
     @property
     def mapped(self) -> int:
         """Weights in pages of the files: the system may drop them and read them again, at the cost of speed."""
-        return self.footprint.weights().mapped
+        return self.footprint.weights.mapped
 
     @property
     def total(self) -> int:
@@ -186,7 +186,7 @@ def advice(made: Plan) -> list[str]:
             f"as it is: {_gib(made.anonymous)} are held and {_gib(limit - made.anonymous)} are left for "
             f"{_gib(made.mapped)} of mapped weights; what is missing is read from disk again and again"
         )
-    return said or [f"nothing brings it below {_gib(limit)}: {_gib(made.footprint.weights().anonymous)} are weights"]
+    return said or [f"nothing brings it below {_gib(limit)}: {_gib(made.footprint.weights.anonymous)} are weights"]
 
 
 def _offloading(made: Plan, limit: int) -> list[str]:
