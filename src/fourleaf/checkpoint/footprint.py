@@ -32,6 +32,8 @@ WIDE = 4  # fp32, which norms, softmax, states and the delta rule are computed i
 PROGRAM_BYTES, TOKEN_BYTES = 30 << 20, 900
 # onnxruntime with its libraries, and each of its sessions, one a quantised linear.
 RUNTIME_BYTES, SESSION_BYTES = 40 << 20, 85_000
+# Of a forward's workspace, what the allocator takes for what is alive: pieces that it cannot use again add a quarter.
+ALLOCATOR = 1.25
 # Linears that serving joins into one matrix, a copy beside the originals.
 _JOINED = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "gate_proj", "up_proj")
 
@@ -165,7 +167,7 @@ class Footprint:
         head = batch * self.answer_rows * config.vocab_size * (self.item + 2 * WIDE)
         positions = max(_LEAST_KEPT, 1 << (context - 1).bit_length())
         turns = 2 * positions * config.head_dim * self.item if positions <= _MOST_KEPT else 0
-        return max(layer, head) + turns + self._unpacking()
+        return int(ALLOCATOR * max(layer, head)) + turns + self._unpacking()
 
     def _attention(self) -> int:
         """A row: q, k, v (and gate) joined; q and k turned, and what is turned into them; outputs, and gated ones."""
