@@ -1,0 +1,47 @@
+"""What this process holds: its own memory and pages of files apart, the most of both together."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from fourleaf.errors import ConfigError
+from fourleaf.measure import memory as measuring
+from fourleaf.measure.memory import memory, reset_peak
+
+MB = 1_000_000
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured through /proc")
+
+
+def test_a_tensor_is_anonymous_and_a_file_mapped(tmp_path):
+    before = memory()
+    held = torch.ones(20 * MB)
+    after = memory() - before
+    assert 70 * MB < after.anonymous < 100 * MB
+    assert after.mapped < 10 * MB
+    (tmp_path / "pages").write_bytes(bytes(30 * MB))
+    before = memory()
+    with (tmp_path / "pages").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert sum(pages[i] for i in range(0, len(pages), 4096)) == 0
+        after = memory() - before
+    assert 25 * MB < after.mapped < 35 * MB
+    assert after.anonymous < 10 * MB
+    assert after.resident == after.anonymous + after.mapped
+    assert held.sum() > 0
+
+
+def test_the_peak_counts_what_is_gone_until_it_is_reset():
+    reset_peak()
+    before = memory()
+    torch.ones(20 * MB).sum()
+    assert (memory() - before).peak > 70 * MB
+    reset_peak()
+    assert (memory() - before).peak < 40 * MB
+
+
+def test_a_system_without_proc_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(measuring, "_STATUS", tmp_path / "status")
+    with pytest.raises(ConfigError, match="/proc"):
+        memory()
