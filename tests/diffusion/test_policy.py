@@ -15,12 +15,8 @@ def test_confidence_equal_to_the_threshold_is_not_above_it():
     assert threshold([0, 1], [7, 8], [0.9, 0.95], END, 0.9) == ([1], [8])
 
 
-def test_at_least_one_row_is_revealed_the_surest():
-    assert threshold([1, 2, 3], [7, 8, 9], [0.2, 0.6, 0.3], END, 0.9) == ([2], [8])
-
-
-def test_of_equally_sure_rows_the_left_one_is_revealed():
-    assert threshold([1, 2], [7, 8], [0.4, 0.4], END, 0.9) == ([1], [7])
+def test_where_no_row_is_sure_the_first_is_revealed_however_sure_another():
+    assert threshold([1, 2, 3], [7, 8, 9], [0.2, 0.6, 0.3], END, 0.9) == ([1], [7])
 
 
 def test_an_end_token_waits_for_all_rows_left_of_it():
@@ -31,7 +27,7 @@ def test_an_end_token_is_revealed_with_the_rows_left_of_it_and_nothing_behind_it
     assert threshold([0, 1, 2, 3], [7, 8, END, 9], [0.95, 0.93, 0.99, 0.99], END, 0.9) == ([0, 1, 2], [7, 8, END])
 
 
-def test_an_unsure_end_token_is_no_fallback_unless_it_is_the_first_masked_row():
+def test_an_unsure_end_token_is_revealed_only_as_the_first_masked_row():
     assert threshold([3, 4], [7, END], [0.2, 0.8], END, 0.9) == ([3], [7])
     assert threshold([3, 4], [END, 7], [0.8, 0.2], END, 0.9) == ([3], [END])
     assert threshold([3, 4], [END, END], [0.2, 0.8], END, 0.9) == ([3], [END])

@@ -59,9 +59,7 @@ def slow_diffuse(engine, prompt, max_tokens, tau):
                     if is_end and block[row] is not None:
                         break
             if block == before:
-                masked = [r for r in range(rows) if block[r] is None]
-                free = [r for r in masked if int(best[r]) != engine.end_id or r == masked[0]]
-                row = max(free, key=lambda r: (float(sure[r]), -r))
+                row = block.index(None)
                 block[row] = int(best[row])
         if engine.end_id in block:
             return said + block[: block.index(engine.end_id)]

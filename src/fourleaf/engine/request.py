@@ -44,7 +44,8 @@ class GenerateParams:
     """How to decode one answer.
 
     mode         "ar": one token a forward. "diffuse": blocks, several tokens a forward.
-    threshold    `diffuse` only: a pass reveals every position whose confidence exceeds it (at least one); 0 to 1.
+    threshold    `diffuse` only: a pass reveals every position whose confidence exceeds it, or else the first masked
+                 one; 0 to 1.
     temperature  0 is greedy; at most 2.
     max_tokens   limit on committed tokens, the end token among them; at least 1.
     seed         0 to 2^63 - 1; without effect where temperature is 0.
