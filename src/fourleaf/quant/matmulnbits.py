@@ -32,7 +32,7 @@ def product(packed: Packed, *, int8_rows: bool) -> Callable[[Tensor], Tensor]:
     """x W^T for rows x [R, I] of any floating dtype; computed in fp32, or in int8 a group at a time."""
     weights = _weights(packed)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = 1  # more of them fight with torch's for the cores, and cost far more than they give
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
