@@ -172,3 +172,9 @@ def test_ctrl_c_is_no_traceback(invoke, scripted, monkeypatch):
     code, _, err = invoke(engine, "run", "hi")
     assert code == 130
     assert "Traceback" not in err
+
+
+def test_the_commands_default_threshold_is_the_engines():
+    from fourleaf.engine.request import DEFAULT_THRESHOLD
+
+    assert cli.DEFAULT_THRESHOLD == DEFAULT_THRESHOLD

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fourleaf.engine.request import Decoder
 
 USER_ERROR = 2
+DEFAULT_THRESHOLD = 0.95  # the engine's, which --help must not load
 INTERRUPTED = 130
 
 
@@ -102,7 +103,7 @@ def run(
     text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
     model: Model = None,
     mode: Mode = "diffuse",
-    threshold: Threshold = 0.9,
+    threshold: Threshold = DEFAULT_THRESHOLD,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
@@ -134,7 +135,7 @@ def run(
 def chat(
     model: Model = None,
     mode: Mode = "diffuse",
-    threshold: Threshold = 0.9,
+    threshold: Threshold = DEFAULT_THRESHOLD,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
@@ -260,7 +261,8 @@ def evaluate(
     mode: Annotated[str, typer.Option(help="ar, diffuse or both.")] = "both",
     n: Annotated[int | None, typer.Option(min=1, help="Only the first n examples of each set.")] = None,
     threshold: Annotated[
-        list[float] | None, typer.Option(help="diffuse: 0 to 1, 0.9 by default; several times to compare several.")
+        list[float] | None,
+        typer.Option(help=f"diffuse: 0 to 1, {DEFAULT_THRESHOLD} by default; several times to compare several."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
     model: Model = None,
@@ -275,7 +277,7 @@ def evaluate(
     main_eval(
         set_,
         mode,
-        threshold or [0.9],
+        threshold or [DEFAULT_THRESHOLD],
         model=model,
         limit=n,
         max_tokens=max_tokens,
@@ -292,7 +294,7 @@ def evaluate(
 def bench(
     n: Annotated[int, typer.Option(min=1, help="Prompts.")] = 50,
     set_: Annotated[str, typer.Option("--set", help="Where they come from: fillers, patterns or dev.")] = "patterns",
-    threshold: Threshold = 0.9,
+    threshold: Threshold = DEFAULT_THRESHOLD,
     max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, of every arm.")] = 1,
     transformers: Annotated[

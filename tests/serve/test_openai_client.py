@@ -36,7 +36,7 @@ def test_a_text_answer(client_of, scripted):
     assert usage.completion_tokens == len("Which one?") + 1
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     ours = usage.model_extra["fourleaf"]
-    assert (ours["mode"], ours["threshold"], ours["forwards"], ours["passes"]) == ("diffuse", 0.9, 2, 2)
+    assert (ours["mode"], ours["threshold"], ours["forwards"], ours["passes"]) == ("diffuse", 0.95, 2, 2)
     assert ours["tpf"] == pytest.approx(11 / 2)
     assert ours["seconds"] >= ours["first_seconds"] > 0
 

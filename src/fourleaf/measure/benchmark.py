@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from fourleaf.checkpoint.files import write_json
 from fourleaf.engine.engine import Engine, bundled_path
-from fourleaf.engine.request import GenerateParams
+from fourleaf.engine.request import DEFAULT_THRESHOLD, GenerateParams
 from fourleaf.measure import bootstrap, profile
 from fourleaf.measure.baseline import Baseline
 from fourleaf.measure.bootstrap import Interval, Paired
@@ -91,7 +91,7 @@ def run(
     engine: Engine,
     examples: Sequence[Example],
     *,
-    threshold: float = 0.9,
+    threshold: float = DEFAULT_THRESHOLD,
     max_tokens: int = 512,
     with_transformers: bool = True,
     seed: int = 0,
