@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from fourleaf.quant.backends import BACKENDS, chosen, plain, unpacked
 from fourleaf.quant.int4 import Int4Config, dequantise, quantise
 
+TASKS = Path("/proc/self/task")
 SCHEMES = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 GROUPS = pytest.mark.parametrize("group_size", [32, 64, 128])
 SHAPES = [(1, 1), (37, 97), (16, 64), (160, 416), (416, 160), (33, 130), (96, 256)]
@@ -105,3 +107,20 @@ def test_a_product_owns_what_it_needs(width, backend):
     junk = [torch.full((64, width), 255, dtype=torch.uint8) for _ in range(200)]
     assert torch.equal(run(x), before)
     assert len(junk) == 200
+
+
+def test_a_product_brings_no_threads_of_its_own(backend):
+    """Onnxruntime's would take the cores from torch's: decision 007."""
+    if not TASKS.is_dir():
+        pytest.skip("only Linux lists threads")
+    packed, num = quantise(drawn(64, 64, seed=9), Int4Config()), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs = [backend.make(packed)]
+        runs[0](drawn(8, 64, seed=10))
+        before = len(list(TASKS.iterdir()))
+        runs += [backend.make(packed) for _ in range(4)]
+        assert all(bool(run(drawn(8, 64, seed=10)).isfinite().all()) for run in runs)
+        assert len(list(TASKS.iterdir())) == before
+    finally:
+        torch.set_num_threads(num)

@@ -58,8 +58,6 @@ class Baseline:
             ) from error
         if engine.model.is_replaced:
             raise ConfigError("the baseline runs ordinary weights and this model's are packed; add --no-transformers")
-        if engine.model.is_replaced:
-            raise ConfigError("the baseline runs ordinary weights and this model's are packed; add --no-transformers")
         # Its advice (missing kernels, unused keys) would land in the middle of a table.
         logging.set_verbosity_error()
         self.version: str = transformers.__version__
