@@ -69,7 +69,7 @@ def scorer(tokenizer: Tokenizer, chat: ChatTemplate) -> Evaluate:
 
 def train(folder: Path, arm: str, minutes: float, seed: int) -> None:
     """One arm, to its end."""
-    overrides = {"stages": ARMS[arm], "micro_batches": 1, "eval_every_s": 30.0}
+    overrides: dict[str, object] = {"stages": ARMS[arm], "micro_batches": 1, "eval_every_s": 30.0}
     train_cabin(folder, minutes=minutes, seed=seed, num_threads=1, num_workers=1, evaluate=scorer, overrides=overrides)
 
 
