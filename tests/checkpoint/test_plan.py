@@ -109,7 +109,8 @@ def test_larger_linears_are_copied_for_their_product_where_it_is_here(shapes, tm
     missing = planned(tmp_path / "small").footprint.weights
     assert (here.sessions, missing.sessions) == (2 * 3, 0)
     weights, groups = 3 * 2 * 16 * 10_000, 2 * (2 * 10_000 * 1 + 16 * 313)
-    assert here.copies - missing.copies == weights // 2 + groups * 25 // 2
+    assert here.copies - missing.copies == int(footprint.ALLOCATOR * (weights // 2 + groups * 25 // 2))
+    assert (here.outputs, missing.outputs) == (2 * (10_000 + 10_000 + 16), 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -32,8 +32,9 @@ WIDE = 4  # fp32, which norms, softmax, states and the delta rule are computed i
 PROGRAM_BYTES, TOKEN_BYTES = 30 << 20, 900
 # onnxruntime with its libraries, and each of its sessions, one a quantised linear.
 RUNTIME_BYTES, SESSION_BYTES = 40 << 20, 85_000
-# Of a forward's workspace, what the allocator takes for what is alive: pieces that it cannot use again add a quarter.
-ALLOCATOR = 1.25
+# What the allocator takes for what is alive in a forward, or kept by onnxruntime: pieces that it cannot use again add a
+# quarter. Of the rows that onnxruntime's sessions put out, each of its own size, it keeps about half. Measured.
+ALLOCATOR, KEPT_OUTPUTS = 1.25, 0.5
 # Linears that serving joins into one matrix, a copy beside the originals.
 _JOINED = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "gate_proj", "up_proj")
 
@@ -64,12 +65,14 @@ def packed_bytes(shape: tuple[int, ...], scheme: Int4Config) -> int:
 
 class Weights(NamedTuple):
     """What weights take. anonymous: memory of the process's own. mapped: pages of the files, which the system may drop
-    and read again. copies: of these weights, in another order; anonymous. sessions: of onnxruntime."""
+    and read again. copies: of these weights, in another order; anonymous. sessions: of onnxruntime; outputs: numbers
+    that they put out for a row."""
 
     anonymous: int
     mapped: int
     copies: int
     sessions: int
+    outputs: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Footprint:
         in the model's dtype is copied. Quantised linears of up to MOST_UNPACKED weights are unpacked; those above are
         copied into the order that onnxruntime's product wants, if it is here: half a byte a weight, and for each group
         three numbers in fp32 (its scale, ours and theirs, and a sum) and a zero point of half a byte."""
-        anonymous = mapped = copies = sessions = 0
+        anonymous = mapped = copies = sessions = outputs = packed = 0
         scheme, runtime = self.scheme, _has_runtime()
         for name, shape in self.shapes.items():
             size = math.prod(shape)
@@ -116,9 +119,9 @@ class Footprint:
             if size <= MOST_UNPACKED:
                 copies += size * self.item
             elif runtime:
-                sessions += 1
-                copies += size // 2 + shape[0] * num_groups(shape[1], scheme.group_size) * (6 * WIDE + 1) // 2
-        return Weights(anonymous, mapped, copies, sessions)
+                sessions, outputs = sessions + 1, outputs + shape[0]
+                packed += size // 2 + shape[0] * num_groups(shape[1], scheme.group_size) * (6 * WIDE + 1) // 2
+        return Weights(anonymous, mapped, copies + int(ALLOCATOR * packed), sessions, outputs)
 
     def _is_joined(self, name: str) -> bool:
         return self.scheme is None and name.split(".")[-2] in _JOINED
@@ -167,7 +170,8 @@ class Footprint:
         head = batch * self.answer_rows * config.vocab_size * (self.item + 2 * WIDE)
         positions = max(_LEAST_KEPT, 1 << (context - 1).bit_length())
         turns = 2 * positions * config.head_dim * self.item if positions <= _MOST_KEPT else 0
-        return int(ALLOCATOR * max(layer, head)) + turns + self._unpacking()
+        kept = int(KEPT_OUTPUTS * self.weights.outputs * rows * WIDE)
+        return int(ALLOCATOR * max(layer, head)) + kept + turns + self._unpacking()
 
     def _attention(self) -> int:
         """A row: q, k, v (and gate) joined; q and k turned, and what is turned into them; outputs, and gated ones."""
