@@ -38,8 +38,7 @@ IMPORTED = memory()
 import numpy as np  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from fourleaf.checkpoint.disk import num_bytes  # noqa: E402
-from fourleaf.checkpoint.footprint import packed_bytes  # noqa: E402
+from fourleaf.checkpoint.footprint import stored_bytes  # noqa: E402
 from fourleaf.checkpoint.names import own_shapes  # noqa: E402
 from fourleaf.checkpoint.plan import GIB, plan  # noqa: E402
 from fourleaf.checkpoint.quantised import KEY, load_checkpoint  # noqa: E402
@@ -84,12 +83,9 @@ def clover(layers: int, experts: int, hidden: int, vocab: int) -> ModelConfig:
     )
 
 
-def stored_bytes(config: ModelConfig, scheme: Int4Config) -> int:
-    """What the files will hold."""
-    return sum(
-        packed_bytes(shape, scheme) if is_quantised(name) else num_bytes(shape, DTYPE)
-        for name, shape in own_shapes(config).items()
-    )
+def size_of_files(config: ModelConfig, scheme: Int4Config) -> int:
+    """Bytes that the files will hold."""
+    return sum(stored_bytes(name, shape, DTYPE, scheme) for name, shape in own_shapes(config).items())
 
 
 def write(folder: Path, config: ModelConfig, scheme: Int4Config, seed: int) -> None:
@@ -97,7 +93,7 @@ def write(folder: Path, config: ModelConfig, scheme: Int4Config, seed: int) -> N
     numbers = np.random.Generator(np.random.SFC64(seed))
     start = block_softmax_start(config)
     with ShardWriter(folder, shard_bytes=SHARD_BYTES) as out:
-        out.needs(int(MARGIN * stored_bytes(config, scheme)))
+        out.needs(int(MARGIN * size_of_files(config, scheme)))
         for name, shape in own_shapes(config).items():
             if is_quantised(name):
                 for suffix, part in random_packed(shape, scheme, numbers).tensors().items():

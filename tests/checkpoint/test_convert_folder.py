@@ -233,7 +233,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(what, source, tmp_path, monkey
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = "fourleaf.checkpoint.shards.save_file" if what == "save_file" else "shutil.copyfile"
+    target = "fourleaf.checkpoint.disk.save_file" if what == "save_file" else "shutil.copyfile"
     monkeypatch.setattr(target, full)
     with pytest.raises(CheckpointError, match=r"no space left to write .*after.*MB free"):
         convert_folder(before, tmp_path / "after")
@@ -243,7 +243,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(what, source, tmp_path, monkey
 
 KILL = """
     import os, pathlib, sys
-    from fourleaf.checkpoint import shards
+    from fourleaf.checkpoint import disk
     from fourleaf.checkpoint.convert import convert_folder
 
     source, target, at, count = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 0, 0
@@ -257,7 +257,7 @@ KILL = """
             return call(*args, **kwargs)
         return run
 
-    shards.save_file = noted(shards.save_file)
+    disk.save_file = noted(disk.save_file)
     pathlib.Path.replace, pathlib.Path.rename = noted(pathlib.Path.replace), noted(pathlib.Path.rename)
     while True:
         child = os.fork()

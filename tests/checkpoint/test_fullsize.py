@@ -58,7 +58,7 @@ def test_what_is_written_is_a_quantised_checkpoint_of_that_shape(symmetric, full
     model = load_checkpoint(tmp_path / "made", torch.bfloat16)
     assert model.config == config
     asked = plan(tmp_path / "made", memory=None, context=64, batch=1)
-    assert sum(asked.in_files.values()) == fullsize.stored_bytes(config, scheme)
+    assert sum(asked.in_files.values()) == fullsize.size_of_files(config, scheme)
     experts = model.get_submodule("model.layers.0.mlp.experts")
     weight = dequantise(experts.gate_up)
     assert weight.shape == (8, 1024, 32)
@@ -72,11 +72,11 @@ def test_the_default_shape_is_clovers(fullsize):
     assert (config.conv_dim, config.value_dim, config.rotary_dim) == (8192, 4096, 64)
     total = sum(torch.Size(shape).numel() for shape in own_shapes(config).values())
     assert 34.6e9 < total < 34.8e9  # 69.38 GB in bf16, says the public GGUF
-    assert 15 * GIB < fullsize.stored_bytes(config, Int4Config()) < 21 * GIB
+    assert 15 * GIB < fullsize.size_of_files(config, Int4Config()) < 21 * GIB
 
 
 def test_too_little_disk_is_said_before_the_first_byte(fullsize, tmp_path, monkeypatch, capsys):
-    needed = fullsize.stored_bytes(fullsize.clover(4, 12, 32, 300), Int4Config())
+    needed = fullsize.size_of_files(fullsize.clover(4, 12, 32, 300), Int4Config())
     monkeypatch.setattr(shards, "free_bytes", lambda path: int(1.19 * needed))
     monkeypatch.setattr(fullsize, "random_plain", lambda *given: pytest.fail("nothing may be written"))
     assert fullsize.main(["--folder", str(tmp_path / "large"), *TINY]) == 2

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from fourleaf.checkpoint import disk, shards
+from fourleaf.checkpoint import disk
 from fourleaf.checkpoint.files import load_model, read_json, save_model, write_json, write_tensors
 from fourleaf.checkpoint.shards import CONFIG, INDEX, STAGE, WEIGHTS, Shards, ShardWriter
 from fourleaf.errors import CheckpointError, ConfigError
@@ -185,7 +185,7 @@ def count_writes(monkeypatch, at: int | None = None, error: BaseException | None
 
         return run
 
-    monkeypatch.setattr(shards, "save_file", noted("save_file", shards.save_file))
+    monkeypatch.setattr(disk, "save_file", noted("save_file", disk.save_file))
     for name in ("replace", "rename", "write_text"):
         monkeypatch.setattr(f"pathlib.Path.{name}", noted(name, getattr(disk.Path, name)))
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))

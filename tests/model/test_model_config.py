@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 
+from fourleaf.checkpoint.disk import read_json
 from fourleaf.errors import ConfigError
 from fourleaf.kernels.rotary import Llama3Scaling
 from fourleaf.model.config import ModelConfig
@@ -90,7 +91,7 @@ def test_config_json_round_trip(own, tmp_path):
     config = ModelConfig(**DENSE | own, rope_theta=123.0, tie_word_embeddings=True)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
-    assert ModelConfig.from_file(path) == config
+    assert ModelConfig.from_dict(read_json(path)) == config
 
 
 def test_config_json_nests_rope_as_transformers_does():
@@ -127,7 +128,7 @@ def test_a_file_that_is_no_config_is_named(text, reason, tmp_path):
     if text is not None:
         path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=reason) as caught:
-        ModelConfig.from_file(path)
+        ModelConfig.from_dict(read_json(path))
     assert str(path) in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fourleaf import cli
-from fourleaf.checkpoint.disk import write_json
+from fourleaf.checkpoint.disk import read_json, write_json
 from fourleaf.checkpoint.files import CONFIG
 from fourleaf.checkpoint.quantised import KEY, load_checkpoint
 from fourleaf.engine.engine import bundled_path
@@ -25,7 +25,7 @@ def text(tmp_path):
 
 
 def test_works_hold_clean_rows_and_canvases_at_mixed_noise():
-    config = ModelConfig.from_file(bundled_path() / CONFIG)
+    config = ModelConfig.from_dict(read_json(bundled_path() / CONFIG))
     documents = cabin_documents(bundled_path(), 40, seed=0)
     made = list(works(config, documents, seed=0))
     assert sum(work.num_causal for work in made) == sum(len(d.ids) - 1 for d in documents)
@@ -40,7 +40,7 @@ def test_works_hold_clean_rows_and_canvases_at_mixed_noise():
 
 
 def test_the_same_seed_gives_the_same_rows():
-    config = ModelConfig.from_file(bundled_path() / CONFIG)
+    config = ModelConfig.from_dict(read_json(bundled_path() / CONFIG))
 
     def rows(seed: int) -> list[torch.Tensor]:
         return [work.tokens for work in works(config, cabin_documents(bundled_path(), 12, seed), seed)]
@@ -51,7 +51,7 @@ def test_the_same_seed_gives_the_same_rows():
 
 def test_a_model_without_blocks_sees_clean_rows_alone(checkpoint):
     folder = checkpoint(block_size=None, mask_token_id=None)
-    config = ModelConfig.from_file(folder / CONFIG)
+    config = ModelConfig.from_dict(read_json(folder / CONFIG))
     made = list(works(config, cabin_documents(folder, 5, seed=0), seed=0))
     assert all(work.canvas is None and work.num_causal for work in made)
 
@@ -110,7 +110,7 @@ def test_without_an_end_token_a_text_cannot_be_used(tmp_path, checkpoint, text):
 
 
 def test_rows_of_a_text_end_where_a_document_does(checkpoint, text):
-    config = ModelConfig.from_file(checkpoint() / CONFIG)
+    config = ModelConfig.from_dict(read_json(checkpoint() / CONFIG))
     documents = text_documents(checkpoint("other"), text, 5, num=3, seed=0)
     (work,) = works(config, documents, seed=0)
     assert work.num_causal == sum(len(d.ids) - 1 for d in documents)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fourleaf import cli
-from fourleaf.checkpoint import shards
+from fourleaf.checkpoint import disk, shards
 from fourleaf.checkpoint.families import FAMILIES
 from fourleaf.checkpoint.files import CONFIG, WEIGHTS, load_model, read_tensors, save_model, write_json, write_tensors
 from fourleaf.checkpoint.names import Layout
@@ -194,7 +194,7 @@ def test_the_bundled_model_quantised_answers_in_both_modes(most_unpacked, bundle
 KILLED_AT = """
 import os, signal, sys
 from pathlib import Path
-from fourleaf.checkpoint import quantised, shards
+from fourleaf.checkpoint import disk, quantised, shards
 from fourleaf.quant.int4 import Int4Config
 
 left = {calls}
@@ -214,7 +214,7 @@ quantised.quantise_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), Int4Config()
     ("owner", "function", "calls"),
     [
         ("quantised", "quantise", 5),
-        ("shards", "save_file", 2),
+        ("disk", "save_file", 2),
         ("shards", "write_json", 1),
         ("shards.ShardWriter", "publish", 0),
     ],
@@ -241,7 +241,7 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path, checkpoint, monkeypatch
     def full(tensors, path, metadata=None) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "save_file", full)
+    monkeypatch.setattr(disk, "save_file", full)
     with pytest.raises(CheckpointError, match="no space left to write"):
         quantise_checkpoint(source, tmp_path / "int4", Int4Config())
     assert list(tmp_path.iterdir()) == [source]

@@ -97,9 +97,8 @@ def _hybrid(raw: Raw) -> Raw:
     """Qwen3-Next and its heirs."""
     _refuse(raw, attn_output_gate=True, mlp_only_layers=[], norm_topk_prob=True, decoder_sparse_step=1)
     _refuse(raw, num_shared_experts=1)
-    unused = (
-        "intermediate_size" if raw.get("num_experts") else "num_experts"
-    )  # of dense layers, of which there are none
+    # What is unused says something of layers of the other kind, of which there are none.
+    unused = "intermediate_size" if raw.get("num_experts") else "num_experts"
     return {"rope_theta": 10_000.0} | {k: v for k, v in raw.items() if v is not None and k != unused}
 
 

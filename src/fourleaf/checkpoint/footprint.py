@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import torch
 
+from fourleaf.checkpoint.disk import num_bytes
 from fourleaf.checkpoint.names import own_shapes
 from fourleaf.kernels.delta import CHUNK
-from fourleaf.kernels.serving import _LEAST_KEPT, _MOST_KEPT
+from fourleaf.kernels.serving import LEAST_KEPT, MOST_KEPT
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.state import _GROWTH
+from fourleaf.model.state import GROWTH
 from fourleaf.quant.backends import BACKENDS, MOST_UNPACKED
 from fourleaf.quant.int4 import Int4Config, num_groups
 from fourleaf.quant.linear import STACKS, is_quantised
@@ -61,6 +62,11 @@ def packed_bytes(shape: tuple[int, ...], scheme: Int4Config) -> int:
     """A matrix [O, I], or a stack of them, in INT4: half a byte a weight, a scale (and zero) for each group."""
     rows, width = math.prod(shape[:-1]), shape[-1]
     return rows * (-(-width // 2) + num_groups(width, scheme.group_size) * 2 * (1 if scheme.symmetric else 2))
+
+
+def stored_bytes(name: str, shape: tuple[int, ...], dtype: torch.dtype, scheme: Int4Config | None) -> int:
+    """One of our tensors in a file: packed where `scheme` packs it, else in `dtype`."""
+    return packed_bytes(shape, scheme) if scheme is not None and is_quantised(name) else num_bytes(shape, dtype)
 
 
 class Weights(NamedTuple):
@@ -148,9 +154,9 @@ class Footprint:
     def reserved(self, context: int) -> int:
         """Tokens that room is kept for when a prompt and the block that answers it have filled `context` tokens: room
         doubles when it is full (`KeyValues`)."""
-        room = _GROWTH
+        room = GROWTH
         for needed in (context - self.answer_rows, context):
-            room += max(needed - room, room, _GROWTH) if needed > room else 0
+            room += max(needed - room, room, GROWTH) if needed > room else 0
         return room
 
     @property
@@ -168,8 +174,8 @@ class Footprint:
         inner += [self._gdn()] if "linear_attention" in kinds else []
         layer = rows * (2 * config.hidden_size * self.item + max(inner))
         head = batch * self.answer_rows * config.vocab_size * (self.item + 2 * WIDE)
-        positions = max(_LEAST_KEPT, 1 << (context - 1).bit_length())
-        turns = 2 * positions * config.head_dim * self.item if positions <= _MOST_KEPT else 0
+        positions = max(LEAST_KEPT, 1 << (context - 1).bit_length())
+        turns = 2 * positions * config.head_dim * self.item if positions <= MOST_KEPT else 0
         kept = int(KEPT_OUTPUTS * self.weights.outputs * rows * WIDE)
         return int(ALLOCATOR * max(layer, head)) + kept + turns + self._unpacking()
 

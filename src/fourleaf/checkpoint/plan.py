@@ -14,13 +14,12 @@ import torch
 
 from fourleaf.checkpoint.disk import num_bytes, read_json
 from fourleaf.checkpoint.families import read_config
-from fourleaf.checkpoint.footprint import PARTS, Footprint, packed_bytes, part_of
+from fourleaf.checkpoint.footprint import PARTS, Footprint, part_of, stored_bytes
 from fourleaf.checkpoint.names import own_shapes
 from fourleaf.checkpoint.quantised import KEY
 from fourleaf.checkpoint.shards import CONFIG, Shards, weight_files
 from fourleaf.errors import ConfigError
 from fourleaf.quant.int4 import Int4Config
-from fourleaf.quant.linear import is_quantised
 
 GIB = 1 << 30
 MAX_BATCH = 4096
@@ -136,10 +135,10 @@ def plan(folder: Path, *, memory: int | None, context: int | None, batch: int, d
         shards.close()
     else:
         stored = _DTYPES.get(str(raw.get("dtype", raw.get("torch_dtype", "bfloat16"))), torch.bfloat16)
-        dtypes = dict.fromkeys(own_shapes(config), stored)
-        for name, shape in own_shapes(config).items():
-            packed = scheme is not None and is_quantised(name)
-            in_files[part_of(name)] += packed_bytes(shape, scheme) if packed and scheme else num_bytes(shape, stored)
+        shapes = own_shapes(config)
+        dtypes = dict.fromkeys(shapes, stored)
+        for name, shape in shapes.items():
+            in_files[part_of(name)] += stored_bytes(name, shape, stored, scheme)
     of = Footprint(config, _DTYPES[dtype], scheme, dtypes)
     return Plan(of, {part: size for part, size in in_files.items() if size}, has_files, context, batch, memory)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fourleaf.checkpoint.disk import num_bytes, read_json
+from fourleaf.checkpoint.disk import read_json
 from fourleaf.checkpoint.files import load_model
 from fourleaf.checkpoint.folder import CheckpointFolder
-from fourleaf.checkpoint.footprint import packed_bytes
+from fourleaf.checkpoint.footprint import stored_bytes
 from fourleaf.checkpoint.shards import CONFIG, INDEX, SHARD_BYTES, Shards, ShardWriter
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
@@ -97,13 +97,9 @@ def quantise_checkpoint(
     given = calibrate(load_model(source), config) if calibrate is not None else None
     bytes_before = bytes_packed = bytes_kept = num_quantised = num_kept = 0
     with CheckpointFolder(source) as opened, ShardWriter(target, shard_bytes=shard_bytes) as out:
-        out.needs(
-            sum(
-                packed_bytes(shape, config) if is_quantised(name) else num_bytes(shape, opened.dtype(name))
-                for name, shape in opened.own_shapes.items()
-            )
-        )
-        for name in opened.own_shapes:
+        shapes = opened.own_shapes
+        out.needs(sum(stored_bytes(name, shape, opened.dtype(name), config) for name, shape in shapes.items()))
+        for name in shapes:
             tensor = opened.tensor(name)
             bytes_before += tensor.nbytes
             if not is_quantised(name):

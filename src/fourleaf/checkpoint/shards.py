@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from fourleaf.checkpoint.disk import disk_full_named, free_bytes, num_bytes, opened, read_json, replacing, write_json
+from fourleaf.checkpoint.disk import (
+    disk_full_named,
+    free_bytes,
+    num_bytes,
+    opened,
+    read_json,
+    replacing,
+    write_json,
+    write_tensors,
+)
 from fourleaf.errors import CheckpointError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -170,10 +178,7 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
         self._pending_bytes += size
 
     def _flush(self) -> None:
-        path = self.stage / f"{len(self._shards)}.part"
-        with replacing(path) as file:
-            whole = {name: t.detach().contiguous() for name, t in self._pending.items()}
-            save_file(whole, file, {"format": "pt"})
+        write_tensors(self.stage / f"{len(self._shards)}.part", self._pending)
         self._shards.append(list(self._pending))
         self._bytes += self._pending_bytes
         self._pending, self._pending_bytes = {}, 0

@@ -33,6 +33,11 @@ class NoisyBlock:
     """start: absolute position. target: [N] true ids, filled with end tokens behind the end. masked: [N] bool.
     is_fill: [N] bool, the positions behind the first end token."""
 
+    start: int
+    target: NDArray[np.int64]
+    masked: NDArray[np.bool_]
+    is_fill: NDArray[np.bool_]
+
     @property
     def num_targets(self) -> int:
         """Rows of the answer itself, masked or not."""
@@ -46,11 +51,6 @@ class NoisyBlock:
         with most rows masked, where little can be known, drown those that teach to copy and to fit in.
         """
         return self.num_targets / max(1, int((self.masked & ~self.is_fill).sum()))
-
-    start: int
-    target: NDArray[np.int64]
-    masked: NDArray[np.bool_]
-    is_fill: NDArray[np.bool_]
 
 
 def block_lengths(answer_len: int, block_size: int, first: int) -> list[int]:

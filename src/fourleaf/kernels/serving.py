@@ -21,7 +21,7 @@ from fourleaf.kernels.rotary import Llama3Scaling, frequencies
 # Above this many rows a window's W-fold copy of them costs more than W passes over them.
 _MAX_WINDOW_ROWS = 256
 # Positions whose angles are kept, at least and at most.
-_LEAST_KEPT, _MOST_KEPT = 1024, 65_536
+LEAST_KEPT, MOST_KEPT = 1024, 65_536
 
 
 def _inverse_rms(wide: Tensor, eps: Tensor) -> Tensor:
@@ -105,9 +105,9 @@ def rotary_turns(
     positions up to a power of two above `end`, which none of `positions` reaches, are kept and looked up.
     """
     how = theta, turned, head_dim, scaling, dtype
-    if end > _MOST_KEPT:
+    if end > MOST_KEPT:
         return _turns(positions, *how)
-    num = max(_LEAST_KEPT, 1 << (end - 1).bit_length())
+    num = max(LEAST_KEPT, 1 << (end - 1).bit_length())
     cos, sin, partner = _turns_below(num, positions.device, *how)
     return cos.index_select(0, positions), sin.index_select(0, positions), partner
 

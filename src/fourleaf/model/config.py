@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from fourleaf.errors import ConfigError
@@ -180,17 +178,6 @@ class ModelConfig:
         if missing := [name for name in needed if name not in values]:
             raise ConfigError(f"config lacks {', '.join(missing)}: is this a Qwen3.5-style text model?")
         return cls(**values)
-
-    @classmethod
-    def from_file(cls, path: Path) -> ModelConfig:
-        """Reads `path`, a config.json. Raises ConfigError where it is no JSON object or a value is out of limits."""
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from error
-        if not isinstance(raw, dict):
-            raise ConfigError(f"{path} holds a JSON {type(raw).__name__}; it must be an object")
-        return cls.from_dict(raw)
 
     def to_dict(self) -> dict[str, Any]:
         """The config.json of this model, in Hugging Face's shape (`rope_parameters` nested)."""

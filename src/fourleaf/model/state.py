@@ -14,7 +14,7 @@ from torch import Tensor
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.work import Work
 
-_GROWTH = 256
+GROWTH = 256
 
 
 @dataclass
@@ -42,7 +42,7 @@ class KeyValues:
     def _reserve(self, needed: int) -> None:
         have = self.keys.shape[2]
         if needed > have:
-            more = max(needed - have, have, _GROWTH)
+            more = max(needed - have, have, GROWTH)
             pad = (0, 0, 0, more)
             self.keys, self.values = (torch.nn.functional.pad(x, pad) for x in (self.keys, self.values))
 
@@ -74,7 +74,7 @@ class State:
         layers: list[KeyValues | Recurrent] = []
         for kind in config.layer_types:
             if kind == "full_attention":
-                shape = (num_sequences, config.num_key_value_heads, _GROWTH, config.head_dim)
+                shape = (num_sequences, config.num_key_value_heads, GROWTH, config.head_dim)
                 keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
                 layers.append(KeyValues(keys, values))
             else:

@@ -202,7 +202,5 @@ def _grouped(x: Tensor, group_size: int) -> Tensor:
 def _rounded_up(steps: Tensor, dtype: torch.dtype) -> Tensor:
     """The least value of `dtype` that is no less; 1 in place of 0, so that a group of zeros has a step."""
     found = torch.where(steps == 0, 1.0, steps).to(dtype)
-    next_above = (found.view(torch.int16) + 1).view(
-        dtype
-    )  # of positive numbers the next bit pattern is the next number
+    next_above = (found.view(torch.int16) + 1).view(dtype)  # of positive numbers the next bit pattern is the next one
     return torch.where(found.to(steps.dtype) < steps, next_above, found)
