@@ -17,6 +17,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from fourleaf.errors import CheckpointError, RequestError
+from fourleaf.text.calls import markup_of
 from fourleaf.text.messages import clean_messages, clean_tools
 from fourleaf.text.tokenizer import Tokenizer, spellings
 
@@ -42,6 +43,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         """Raises CheckpointError when `source` is no Jinja template or builds a control token from pieces."""
         self._tokenizer = tokenizer
+        self.markup = markup_of(source)
         if len(tokenizer.controls) > _MOST_MARKS:
             raise CheckpointError(
                 f"The tokenizer has {len(tokenizer.controls)} control tokens, more than {_MOST_MARKS}."
@@ -65,23 +67,28 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        options: Mapping[str, bool] | None = None,
     ) -> list[int]:
         """Ids of a conversation in the OpenAI format, by default up to where the assistant's answer starts.
 
         Roles are system, developer (the template sees system), user, assistant and tool; content is a string or a list
-        of text parts; the arguments of tool calls are JSON text. Raises RequestError, whose `param` names the field,
-        for anything else and where the template itself refuses.
+        of text parts; the arguments of tool calls are JSON text. `options` are switches of the template's own, such as
+        `enable_thinking`. Raises RequestError, whose `param` names the field, for anything else and where the template
+        itself refuses.
         """
         ids: list[int] = []
-        for piece in _MARK.split(self._render_marked(messages, tools, add_generation_prompt)):
+        for piece in _MARK.split(self._render_marked(messages, tools, add_generation_prompt, options)):
             if piece in self._ids:
                 ids.append(self._ids[piece])
             elif piece:
                 ids += self._tokenizer.encode(piece)
         return ids
 
-    def _render_marked(self, messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+    def _render_marked(
+        self, messages: Any, tools: Any, add_generation_prompt: bool, options: Mapping[str, bool] | None = None
+    ) -> str:
         variables = {
+            **(options or {}),
             "messages": clean_messages(messages),
             "tools": clean_tools(tools),
             "add_generation_prompt": add_generation_prompt,

@@ -1,19 +1,21 @@
 """Token ids of an answer to typed events: content, reasoning and tool calls.
 
 Tags are recognised by token id, never by spelling, so an argument that spells "</tool_call>" ends nothing. A call is
-announced when its closing tag has come and its JSON has been read; until then it is held back, because what cannot be
-read as a call goes out as content, word for word. Ids may come in portions of any size: what the events fold to is the
+announced when its closing tag has come and it has been read; until then it is held back, because what cannot be read
+as a call goes out as content, word for word. Ids may come in portions of any size: what the events fold to is the
 same, and no event ends inside a UTF-8 character.
+
+Where the checkpoint's template puts tags on lines of their own, the newlines beside a tag belong to it and not to the
+text. So newlines behind a text are held back until it is known whether a tag follows.
 """
 
 import codecs
-import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
+from fourleaf.text.calls import Markup, ToolCall, read_call, schemas_of
 from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END, Tokenizer
 
 
@@ -58,14 +60,6 @@ Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | Tool
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """A finished call; `arguments_json` is the JSON text of an object."""
-
-    name: str
-    arguments_json: str
-
-
-@dataclass(frozen=True)
 class Message:
     """A finished answer."""
 
@@ -80,18 +74,40 @@ class _State(Enum):
     CALL = "call"
 
 
-class Router:
-    """Reads one answer. Feed it the tokens as they come, without the end token, then call `finish` once."""
+def opens_in_reasoning(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends inside a thought, as that of Qwen3.5 does: the answer then begins there, without a tag."""
+    tags = {tokenizer.controls.get(THINK), tokenizer.controls.get(THINK_END)} - {None}
+    last = next((token_id for token_id in reversed(prompt_ids) if token_id in tags), None)
+    return last is not None and last == tokenizer.controls.get(THINK)
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+
+class Router:
+    """Reads one answer. Feed it the tokens as they come, without the end token, then call `finish` once.
+
+    markup     how the checkpoint writes calls: `ChatTemplate.markup`
+    tools      what the request offers, in the OpenAI format: arguments without types of their own take the schema's
+    reasoning  whether the prompt has opened a thought already: `opens_in_reasoning`
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        markup: Markup = Markup(),
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        reasoning: bool = False,
+    ) -> None:
+        self._tokenizer, self._markup, self._schemas = tokenizer, markup, schemas_of(tools)
         tags = tokenizer.controls  # a checkpoint may lack some: its answers then have no such part
         self._think, self._think_end = tags.get(THINK), tags.get(THINK_END)
         self._call, self._call_end = tags.get(TOOL_CALL), tags.get(TOOL_CALL_END)
-        self._state = _State.CONTENT
+        self._state = _State.REASONING if reasoning else _State.CONTENT
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text = ""  # decoded and not yet in an event
+        self._newlines = ""  # behind the text: content, unless a tag follows
+        self._is_behind_tag = reasoning
         self._held: list[int] = []  # the tokens of an open call, behind its tag
+        self._before_call = ""  # the newlines before it, which come back where it is none
         self._calls = 0
         self._events: list[Event] = []
 
@@ -106,7 +122,10 @@ class Router:
         """What was still held back: an unfinished call and an unfinished character come back as text."""
         if self._state is _State.CALL:
             self._give_up_call()
-        self._close_text()
+        self._add_text(self._characters.decode(b"", final=True))
+        self._text += self._newlines
+        self._newlines = ""
+        self._send_text()
         return self._take()
 
     def _step(self, token_id: int) -> None:
@@ -125,14 +144,17 @@ class Router:
         elif token_id == self._think_end and self._state is _State.REASONING:
             self._enter(_State.CONTENT)
         else:
-            self._text += self._characters.decode(self._tokenizer.token_bytes(token_id))
+            self._add_text(self._characters.decode(self._tokenizer.token_bytes(token_id)))
 
     def _enter(self, state: _State) -> None:
-        self._close_text()
+        self._add_text(self._characters.decode(b"", final=True))
+        self._send_text()
+        self._before_call, self._newlines = self._newlines, ""
+        self._is_behind_tag = True
         self._state = state
 
     def _end_call(self) -> None:
-        call = _read_call(self._tokenizer.decode(self._held))
+        call = read_call(self._tokenizer.decode(self._held), self._markup, self._schemas)
         if call is None:
             self._give_up_call(TOOL_CALL_END)
             return
@@ -147,18 +169,30 @@ class Router:
 
     def _give_up_call(self, closing: str = "") -> None:
         self._state = _State.CONTENT
-        self._text += TOOL_CALL + self._tokenizer.decode(self._held) + closing
+        self._is_behind_tag = False
+        self._add_text(self._before_call + TOOL_CALL + self._tokenizer.decode(self._held) + closing)
         self._held = []
+
+    def _add_text(self, text: str) -> None:
+        if not self._markup.lines:
+            self._text += text
+            return
+        if self._is_behind_tag:
+            text = text.lstrip("\n")
+        if not text:
+            return
+        self._is_behind_tag = False
+        body = text.rstrip("\n")
+        if body:
+            self._text += self._newlines + body
+            self._newlines = ""
+        self._newlines += text[len(body) :]
 
     def _send_text(self) -> None:
         if self._text:
             delta = ReasoningDelta if self._state is _State.REASONING else ContentDelta
             self._events.append(delta(self._text))
             self._text = ""
-
-    def _close_text(self) -> None:
-        self._text += self._characters.decode(b"", final=True)
-        self._send_text()
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
@@ -185,34 +219,3 @@ def fold(events: Iterable[Event]) -> Message:
             case ToolCallEnd():
                 pass
     return Message(content, reasoning, [ToolCall(*call) for call in zip(names, arguments, strict=True)])
-
-
-def _read_call(text: str) -> ToolCall | None:
-    """A call from the JSON between its tags, or None. Strict: what would be lost on the way makes it no call."""
-    try:
-        call = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
-        return None
-    name, arguments = call["name"], call["arguments"]
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    try:
-        arguments_json = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):  # 1e999 was read as infinity
-        return None
-    if re.search("[\ud800-\udfff]", name + arguments_json):  # an escape of half a character: no UTF-8 can carry it
-        return None
-    return ToolCall(name, arguments_json)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("a key stands twice")
-    return result
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
