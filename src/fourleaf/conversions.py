@@ -53,7 +53,7 @@ def quantize(
 
 def convert(
     source: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
-    target: Annotated[Path, typer.Argument(help="Folder to write; it must hold no checkpoint yet.")],
+    target: Annotated[Path, typer.Argument(help="New folder to write.")],
     to: Annotated[
         Form, typer.Option(help="blocks: a block diffusion model. hf: the AR half, as transformers reads it.")
     ] = Form.blocks,

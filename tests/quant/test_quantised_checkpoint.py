@@ -262,8 +262,6 @@ def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, check
 
 def test_a_source_that_is_broken_or_quantised_is_refused(tmp_path, checkpoint, quantised_folder):
     target = tmp_path / "again"
-    with pytest.raises(ConfigError, match="int4 is there already; name a new folder"):
-        quantise_checkpoint(checkpoint(), quantised_folder, Int4Config())
     with pytest.raises(CheckpointError, match="quantised already; quantise the original"):
         quantise_checkpoint(quantised_folder, target, Int4Config())
     source = checkpoint("broken")

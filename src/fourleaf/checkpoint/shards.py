@@ -25,7 +25,7 @@ from fourleaf.checkpoint.disk import (
     write_json,
     write_tensors,
 )
-from fourleaf.errors import CheckpointError
+from fourleaf.errors import CheckpointError, ConfigError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 STAGE = ".unfinished"
@@ -221,6 +221,22 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
             for name in sorted(fresh, key=lambda name: (name == CONFIG, name == INDEX, name)):
                 self._moved.append(self.folder / name)
                 (self.stage / name).replace(self.folder / name)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raises ConfigError unless a new checkpoint may be written to `folder`: one that is not there yet, that is empty
+    (hidden files aside), or that holds what a run that was killed had begun. Nothing else is ever written over.
+    """
+    remedy = "name a new folder, or remove it first"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; {remedy}")
+    is_begun = (folder / STAGE).exists()
+    if (folder / CONFIG).exists() or (weight_files(folder) and not is_begun):
+        raise ConfigError(f"{folder} holds a checkpoint already; {remedy}")
+    if not is_begun and folder.exists():
+        others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if others:
+            raise ConfigError(f"{folder} is not empty (it holds {others[0]}); {remedy}")
 
 
 def weight_files(folder: Path) -> set[str]:
