@@ -103,7 +103,7 @@ WRONG = [
     ({"seed": 2**63}, "seed"),
     ({"seed": -(2**63) - 1}, "seed"),
     ({"seed": 1.5}, "seed"),
-    ({"mode": "draft"}, "mode"),
+    ({"mode": "fast"}, "mode"),
     ({"mode": 3}, "mode"),
     ({"threshold": 1.5}, "threshold"),
     ({"threshold": -1}, "threshold"),

@@ -7,7 +7,7 @@ canvas pass computes is kept: only causal rows write the state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -16,9 +16,12 @@ from torch import Tensor
 
 from fourleaf.diffusion.policy import Canvas, Noise, choose, greedy, threshold
 from fourleaf.engine.request import Delta, FinishReason, Frame, GenerateParams, Usage
+from fourleaf.errors import RequestError
 from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
+
+_HONOURED = ("mode", "threshold", "temperature", "max_tokens", "seed", "choice", "lossless", "priority")
 
 
 @dataclass
@@ -42,8 +45,16 @@ class Request:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        for field_ in fields(self.params):
+            value = getattr(self.params, field_.name)
+            if (field_.name not in _HONOURED and value != field_.default) or value in ("draft", "auto"):
+                raise RequestError(
+                    f"{field_.name} {value!r} is not supported by this engine; leave it at {field_.default!r}.",
+                    param=field_.name,
+                    code="unsupported_value",
+                )
         self.pending = list(self.prompt)
-        self.noise = Noise(self.params.seed)
+        self.noise = Noise(self.params.seed, self.params.choice)
 
     @property
     def num_known(self) -> int:

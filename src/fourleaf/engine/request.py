@@ -14,17 +14,46 @@ from fourleaf.errors import RequestError
 
 if TYPE_CHECKING:
     from fourleaf.text.chat import ChatTemplate
+    from fourleaf.text.constraint import Constraint
     from fourleaf.text.tokenizer import Tokenizer
 
 # On the bundled model 0.95 answers 2 to 6 points more of its test sets right than 0.9, for a sixth more forwards.
 DEFAULT_THRESHOLD = 0.95
 
-Mode = Literal["ar", "diffuse"]
+Mode = Literal["ar", "draft", "diffuse", "auto"]
+FixedMode = Literal["ar", "draft", "diffuse"]  # what `auto` chooses from
+Policy = Literal["threshold", "fixed", "entropy", "edit"]
+Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length"]
 
 MODES: tuple[str, ...] = get_args(Mode)
-MAX_TEMPERATURE = 2.0
+FIXED_MODES: tuple[str, ...] = get_args(FixedMode)
+LOSSLESS_MODES: tuple[str, ...] = ("ar", "draft")
+POLICIES: tuple[str, ...] = get_args(Policy)
+PRIORITIES: tuple[str, ...] = get_args(Priority)
 MAX_SEED = 2**63 - 1
+MAX_LOGIT_BIAS = 100.0
+
+# Limits of the numbers, both ends allowed.
+LIMITS: dict[str, tuple[float, float]] = {
+    "threshold": (0.0, 1.0),
+    "edit_threshold": (0.0, 1.0),
+    "entropy_bound": (0.0, 1000.0),
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.1, 10.0),
+}
+WHOLE_LIMITS: dict[str, tuple[int, int | None]] = {
+    "tokens_per_pass": (1, None),
+    "top_k": (0, None),
+    "max_tokens": (1, None),
+    "seed": (0, MAX_SEED),
+    "choice": (0, 2**31 - 1),
+}
+MAX_LOGPROBS = 20
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
@@ -42,16 +71,45 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> Non
         raise RequestError(f"{name} must be {limits}, not {value}.", param=name, code="invalid_value")
 
 
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise RequestError(
+            f"{name} must be one of {', '.join(allowed)}, not {value!r}.", param=name, code="invalid_value"
+        )
+
+
 @dataclass(frozen=True)
 class GenerateParams:
     """How to decode one answer.
 
-    mode         "ar": one token a forward. "diffuse": blocks, several tokens a forward.
-    threshold    `diffuse` only: a pass reveals every position whose confidence exceeds it, or else the first masked
-                 one; 0 to 1.
-    temperature  0 is greedy; at most 2.
-    max_tokens   limit on committed tokens, the end token among them; at least 1.
-    seed         0 to 2^63 - 1; without effect where temperature is 0.
+    mode                "ar": one token a forward. "draft": the tokens of `ar`, proposed by a canvas and verified.
+                        "diffuse": blocks, several tokens a forward. "auto": for each block the cheapest of them.
+    lossless            `auto` only: never `diffuse`.
+    modes               `auto` only: the modes of an earlier answer, one a block, to be taken again; () chooses anew.
+    priority            "interactive" goes before "batch".
+
+    policy              which positions a pass of `diffuse` reveals, see `diffusion.policy`.
+    threshold           policies `threshold` and `edit`: every position whose confidence exceeds it; 0 to 1.
+    tokens_per_pass     policy `fixed`: how many; at least 1.
+    entropy_bound       policy `entropy`: what the entropies of a pass's positions may sum to, in nats.
+    edit_threshold      policy `edit`: the confidence above which another token replaces a revealed one; 0 to 1.
+
+    temperature         0 is greedy; at most 2.
+    top_k               the k most probable tokens alone; 0 is off.
+    top_p               the most probable tokens whose probabilities sum to it; 1 is off.
+    min_p               tokens at least this share as probable as the most probable one; 0 is off.
+    presence_penalty    taken off the logits of tokens that the answer holds; -2 to 2.
+    frequency_penalty   the same for each time that the answer holds them; -2 to 2.
+    repetition_penalty  divides positive logits of tokens that the answer holds and multiplies negative ones; 1 is off.
+    logit_bias          (token id, added to its logit) pairs; -100 to 100.
+    constraint          what the answer must look like.
+
+    max_tokens          limit on committed tokens, the end token among them; at least 1.
+    stop                texts before which the answer's content ends.
+    stop_token_ids      tokens that end the answer as the end token does, and are left out of it.
+    seed                0 to 2^63 - 1; without effect where temperature is 0.
+    choice              which of a request's `n` answers this is: each has its own random numbers.
+    logprobs            None: none. Otherwise each token's log-probability, and so many of the most probable tokens'.
 
     Raises RequestError, with `param` naming the field, for a value outside its limits.
     """
@@ -61,16 +119,71 @@ class GenerateParams:
     temperature: float = 0.0
     max_tokens: int = 512
     seed: int = 0
+    policy: Policy = "threshold"
+    tokens_per_pass: int = 4
+    entropy_bound: float = 0.1
+    edit_threshold: float = 0.9
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    choice: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    lossless: bool = False
+    priority: Priority = "interactive"
+    constraint: Constraint | None = None
+    modes: tuple[FixedMode, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        _one_of("mode", self.mode, MODES)
+        _one_of("policy", self.policy, POLICIES)
+        _one_of("priority", self.priority, PRIORITIES)
+        for name, (low, high) in LIMITS.items():
+            _number(name, getattr(self, name), low, high)
+        for name, (least, most) in WHOLE_LIMITS.items():
+            _integer(name, getattr(self, name), least, most)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        self._check_lists()
+        self._check_auto()
+
+    def _check_lists(self) -> None:
+        for token, bias in self.logit_bias:
+            _integer("logit_bias", token, 0)
+            _number("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise RequestError("logit_bias names a token twice.", param="logit_bias", code="invalid_value")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(
+                    f"stop must hold texts of at least one character, not {text!r}.", param="stop", code="invalid_value"
+                )
+
+    def _check_auto(self) -> None:
+        if not isinstance(self.lossless, bool):
             raise RequestError(
-                f"mode must be one of {', '.join(MODES)}, not {self.mode!r}.", param="mode", code="invalid_value"
+                f"lossless must be true or false, not {self.lossless!r}.", param="lossless", code="invalid_type"
             )
-        _number("threshold", self.threshold, 0.0, 1.0)
-        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _integer("max_tokens", self.max_tokens, 1)
-        _integer("seed", self.seed, 0, MAX_SEED)
+        allowed = LOSSLESS_MODES if self.lossless else FIXED_MODES
+        for mode in self.modes:
+            _one_of("modes", mode, allowed)
+        if self.modes and self.mode != "auto":
+            raise RequestError(
+                f"modes replays an answer of mode 'auto', not {self.mode!r}.", param="modes", code="invalid_value"
+            )
+        if self.lossless and self.mode == "diffuse":
+            raise RequestError(
+                "lossless allows the modes ar, draft and auto; 'diffuse' may answer otherwise than 'ar'.",
+                param="lossless",
+                code="invalid_value",
+            )
 
 
 @dataclass(frozen=True)
@@ -112,12 +225,31 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How probable a token was when it was decided: untempered, after grammar, bias and penalties.
+
+    logprob     natural logarithm
+    pass_index  `diffuse`: the pass of its block that revealed it, counted from 0 as in `Frame`. Other positions of the
+                block were masked then, so an answer's logprobs do not sum to its own. `ar` and `draft`: 0
+    top         (token id, logprob) of the most probable tokens, falling; tokens that were ruled out are not among them
+    """
+
+    logprob: float
+    pass_index: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Delta:
-    """Committed tokens, never the end token. The last delta of an answer has finish_reason and usage, and only it."""
+    """Committed tokens, never the end token. The last delta of an answer has finish_reason and usage, and only it.
+
+    logprobs: one a token where the request asked for them, otherwise None.
+    """
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Decoder(Protocol):
