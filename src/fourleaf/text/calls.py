@@ -1,8 +1,8 @@
 """How a checkpoint's chat template writes tool calls, and calls read back from what a model wrote.
 
-Two ways are in use. "json" (Qwen3, the bundled model): `{"name": …, "arguments": {…}}` between the tags. "xml" (Qwen3.5,
-Qwen3.6, Qwen3-Coder): `<function=name>`, and each argument's bare text between `<parameter=key>` and `</parameter>`, on
-lines of their own. There the text does not say whether 5 is a number, so the tool's schema does.
+Two ways are in use. "json" (Qwen3, the bundled model): `{"name": …, "arguments": {…}}` between the tags. "xml"
+(Qwen3.5, Qwen3.6, Qwen3-Coder): `<function=name>`, and each argument's bare text between `<parameter=key>` and
+`</parameter>`, on lines of their own. There the text does not say whether 5 is a number, so the tool's schema does.
 """
 
 import json
@@ -40,6 +40,9 @@ class Markup:
     def separator(self) -> str:
         """What the template writes between two calls."""
         return "\n" if self.lines else ""
+
+
+PLAIN = Markup()  # the bundled model's
 
 
 def markup_of(template: str) -> Markup:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from fourleaf.text.calls import Markup, ToolCall, read_call, schemas_of
+from fourleaf.text.calls import PLAIN, Markup, ToolCall, read_call, schemas_of
 from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END, Tokenizer
 
 
@@ -92,7 +92,7 @@ class Router:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        markup: Markup = Markup(),
+        markup: Markup = PLAIN,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         reasoning: bool = False,
