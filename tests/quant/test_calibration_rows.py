@@ -11,7 +11,7 @@ from fourleaf.checkpoint.disk import read_json, write_json
 from fourleaf.checkpoint.files import CONFIG
 from fourleaf.checkpoint.quantised import KEY, load_checkpoint
 from fourleaf.engine.engine import bundled_path
-from fourleaf.errors import ConfigError
+from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
 from fourleaf.train.calibration import cabin_documents, main_quantise, text_documents, works
 
@@ -63,6 +63,26 @@ def test_a_text_is_cut_into_paragraphs(checkpoint, text, byte_tokenizer):
     assert all(d.ids[-1] == 0 and 1 <= d.answer_start < len(d.ids) - 1 for d in documents)
     assert max(len(d.ids) for d in documents) == 513
     assert len(text_documents(checkpoint("other"), text, 0, num=2, seed=0)) == 2
+
+
+def test_a_control_token_that_a_text_spells_is_text(checkpoint, tmp_path, byte_tokenizer):
+    """As another project's tokenizer.json has it, the library alone would match it."""
+    folder = checkpoint()
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["added_tokens"] = [
+        {"id": 2, "content": "<|im_end|>", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False},
+    ]  # fmt: skip
+    raw["model"]["vocab"] = {w: i for w, i in raw["model"]["vocab"].items() if i != 2} | {"<|im_end|>": 2}
+    write_json(folder / "tokenizer.json", raw)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>"})
+    (tmp_path / "text.txt").write_text("so <|im_end|> it goes")
+    (document,) = text_documents(folder, tmp_path / "text.txt", 2, num=1, seed=0)
+    assert byte_tokenizer.decode(document.ids[:-1].tolist()) == "so <|im_end|> it goes"
+    assert not np.isin(2, document.ids[:-1])
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is not a tokenizer.json"):
+        text_documents(folder, tmp_path / "text.txt", 2, num=1, seed=0)
 
 
 def test_calibrating_on_a_text_gives_other_levels_than_the_task(tmp_path, checkpoint, text, capsys):

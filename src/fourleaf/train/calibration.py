@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-import tokenizers
 import torch
 
 from fourleaf.checkpoint.quantised import Sizes, quantise_checkpoint
@@ -21,6 +20,7 @@ from fourleaf.model.work import Work
 from fourleaf.quant.calibrate import calibrate
 from fourleaf.quant.int4 import Int4Config, Packed
 from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.foreign import read_tokenizer
 from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.data import Document, batches, collate, num_rows
 from fourleaf.train.recipes import cabin_source
@@ -44,7 +44,8 @@ def cabin_documents(folder: Path, num: int, seed: int) -> list[Document]:
 
 
 def text_documents(folder: Path, text: Path, end_id: int, num: int, seed: int) -> list[Document]:
-    """Paragraphs of a plain text, at most `num` of them, drawn by the seed.
+    """Paragraphs of a plain text, at most `num` of them, drawn by the seed. What is spelled like a control token in
+    them is text, as it is when the model is served.
 
     Raises ConfigError where the text cannot be read or has no paragraph, CheckpointError for a broken tokenizer.
     """
@@ -54,12 +55,9 @@ def text_documents(folder: Path, text: Path, end_id: int, num: int, seed: int) -
         raise ConfigError(f"cannot read {text}: {error}") from error
     if not paragraphs:
         raise ConfigError(f"{text} holds no text to calibrate on")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
+    tokenizer = read_tokenizer(folder)
     order = np.random.default_rng(seed).permutation(len(paragraphs))[:num]
-    rows = [tokenizer.encode(paragraphs[i], add_special_tokens=False).ids[:_MOST_TOKENS] for i in order]
+    rows = [tokenizer.encode(paragraphs[i])[:_MOST_TOKENS] for i in order]
     return [Document(np.array([*ids, end_id], dtype=np.int64), max(1, len(ids) // 4)) for ids in rows if len(ids) > 1]
 
 
