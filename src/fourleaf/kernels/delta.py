@@ -122,6 +122,25 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
     return out.view(batch, heads, rows, width).transpose(1, 2), state.view(batch, heads, -1, width)
 
 
+def delta_state(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """The state behind T <= CHUNK rows and nothing else: `delta_rule` without a question. Shapes as there."""
+    assert k.shape[1] <= CHUNK
+    batch, rows, heads, width = v.shape
+    k, v, g, beta = (
+        x.transpose(1, 2).reshape(batch * heads, rows, -1) for x in (k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
+    )
+    state = state.flatten(0, 1)
+    total = g.cumsum(1)
+    decay = (total - total.transpose(1, 2)).masked_fill_(_later(rows, k.device), float("-inf")).exp_()
+    k_beta = k * beta
+    system = torch.bmm(k_beta, k.transpose(1, 2)).mul_(decay)
+    wanted = torch.baddbmm(v * beta, k_beta.mul_(total.exp()), state, alpha=-1)
+    written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    last = total[:, -1:]
+    k_write = (last - total).exp_().mul(k)
+    return torch.baddbmm(state * last.exp(), k_write.transpose(1, 2), written).view(batch, heads, -1, width)
+
+
 def _read(reads: tuple[Tensor, Tensor], states: list[Tensor], k: Tensor, written: Tensor, total: Tensor) -> Tensor:
     """The state before row `offset` of each read: the chunk's first state plus what the chunk's earlier rows wrote."""
     seq, offset = reads

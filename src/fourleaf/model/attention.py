@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fourleaf.kernels import serving
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.layers import Derived, Fused, RMSNorm, by_columns, rotate
-from fourleaf.model.state import KeyValues
+from fourleaf.model.state import KeyValues, of_canvases
 from fourleaf.model.work import Work
 
 
@@ -45,18 +45,23 @@ class Attention(nn.Module):
         rows, split = x.shape[0], work.num_causal
         serves = not torch.is_grad_enabled()
         q, k, v, gate = self._heads_at_once(x, angles) if serves else self._heads(x, angles)
-        outs = []
+        outs: list[Tensor] = []
+        past: tuple[Tensor, Tensor] | None = None
         if split:
-            q_c, k_c, v_c = (work.causal.pad(t[:split]).transpose(1, 2) for t in (q, k, v))
-            keys, values = (k_c, v_c) if cache is None else cache.extend(k_c, v_c, work)
-            out = _attend(q_c, keys, values, work.causal_mask, is_causal=not any(work.starts))
-            outs.append(work.causal.unpad(out.transpose(1, 2)))
-        else:
-            assert cache is not None, "canvases without causal rows need a committed history"
-            keys, values = cache.keys, cache.values
+            if cache is not None:
+                cache.extend(k[:split], v[:split], work)
+            for run in work.runs:
+                q_c, k_c, v_c = (run.segments.pad(run.rows(t[:split])).transpose(1, 2) for t in (q, k, v))
+                past = (k_c, v_c) if cache is None else cache.of_run(run)
+                out = _attend(q_c, *past, run.mask, is_causal=run.is_fresh)
+                outs.append(run.segments.unpad(out.transpose(1, 2)))
         if work.canvas is not None:
             q_n, k_n, v_n = (work.canvas.pad(t[split:]).transpose(1, 2) for t in (q, k, v))
-            keys, values = (_of_canvases(t, work) for t in (keys, values))
+            if cache is not None:
+                keys, values = cache.of_canvases(work)
+            else:
+                assert past is not None, "canvases without causal rows need a committed history"
+                keys, values = (of_canvases(t, work) for t in past)
             out = _attend(q_n, torch.cat((keys, k_n), 2), torch.cat((values, v_n), 2), work.canvas_mask)
             outs.append(work.canvas.unpad(out.transpose(1, 2)))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -124,10 +129,3 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_cau
     causal = is_causal and mask is None and q.shape[2] > 1
     grouped = q.shape[1] != keys.shape[1]
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
-
-
-def _of_canvases(x: Tensor, work: Work) -> Tensor:
-    """History rows for each canvas: [B, G, P, A] -> [C, G, num_history, A]."""
-    assert work.reads is not None
-    x = x[:, :, : work.num_history]
-    return x if work.reads_at_end else x.index_select(0, work.reads[0])

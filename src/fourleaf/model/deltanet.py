@@ -19,8 +19,8 @@ from fourleaf.kernels.delta import delta_rule
 from fourleaf.kernels.fuse import fusable
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.layers import Derived, Fused, GatedRMSNorm
-from fourleaf.model.state import Recurrent, fresh_recurrent
-from fourleaf.model.work import Work
+from fourleaf.model.state import Held, Recurrent, fresh_recurrent
+from fourleaf.model.work import Run, Work
 
 _L2_EPS = 1e-6
 
@@ -57,20 +57,18 @@ class DeltaNet(nn.Module):
         qkv, z, b, a = self.fused(x)
         past = cache or fresh_recurrent(self.config, work.causal.num, x.dtype, x.device)
         outs = []
-        extended, matrix, read = past.tail, past.matrix, None
+        matrix, tail, inside = past.matrix, past.tail, None
         if split:
-            extended = torch.cat((past.tail, work.causal.pad(qkv[:split])), 1)
-            out, matrix, read = self._causal(extended, *self._gates(a[:split], b[:split]), past.matrix, work)
-            outs.append(work.causal.unpad(out))
+            out, matrix, tail, inside = self._causal_runs(qkv[:split], a[:split], b[:split], past, work)
+            outs.append(out)
             if cache is not None:
-                cache.matrix, cache.tail = matrix, _tails(extended, work.causal.counts, past.tail.shape[1])
+                cache.matrix, cache.tail = matrix, tail
         if work.canvas is not None:
             assert work.reads is not None
-            seq, offset = work.reads
-            if read is None:
-                read = matrix if work.reads_at_end else matrix.index_select(0, seq)
-            tail = _tails(extended if work.reads_at_end else extended[seq], offset, past.tail.shape[1])
-            out = self._canvas(work.canvas.pad(qkv[split:]), tail, read, a[split:], b[split:], work)
+            read = inside or (matrix, tail)
+            if inside is None and not work.is_aligned:
+                read = matrix.index_select(0, work.reads[0]), tail.index_select(0, work.reads[0])
+            out = self._canvas(work.canvas.pad(qkv[split:]), read[1], read[0], a[split:], b[split:], work)
             outs.append(work.canvas.unpad(out))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
         mixed, z = _as(mixed, x.dtype), z.view(rows, -1, self.config.linear_value_head_dim)
@@ -106,8 +104,35 @@ class DeltaNet(nn.Module):
             self.out_proj.weight.detach(),
         )
 
+    def _causal_runs(
+        self, qkv: Tensor, a: Tensor, b: Tensor, past: Recurrent, work: Work
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Causal rows [R, D], gates raw [R, H]. -> out [R, H, V]; matrix and tail of each sequence behind them; matrix
+        and tail that each canvas reads, where one of them reads between the rows."""
+        decay, beta = self._gates(a, b)
+        width = past.tail.shape[1]
+        outs, matrices, tails, inside, done = [], [], [], None, 0
+        for run in work.runs:
+            old, tail = run.sequences(past.matrix), run.sequences(past.tail)
+            extended = torch.cat((tail, run.segments.pad(run.rows(qkv))), 1)
+            out, matrix, read = self._causal(extended, run.rows(decay), run.rows(beta), old, run, work, past)
+            outs.append(run.segments.unpad(out))
+            if read is not None:
+                assert work.reads is not None
+                inside = read, _tails(extended[work.reads[0]], work.reads[1], width)
+            if run.first > done:
+                matrices.append(past.matrix[done : run.first])
+                tails.append(past.tail[done : run.first])
+            matrices.append(old if run.is_held else matrix)
+            tails.append(tail if run.is_held else _tails(extended, run.segments.counts, width))
+            done = run.end
+        if done < work.causal.num:
+            matrices.append(past.matrix[done:])
+            tails.append(past.tail[done:])
+        return _joined(outs), _joined(matrices), _joined(tails), inside
+
     def _causal(
-        self, extended: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor, work: Work
+        self, extended: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor, run: Run, work: Work, past: Recurrent
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """extended: [B, W-1+T, D]; decay, beta: [R, H]. -> out [B, T, H, V], state, states at inner canvas starts."""
         if torch.is_grad_enabled():
@@ -116,9 +141,11 @@ class DeltaNet(nn.Module):
             q, k, v = _heads_at_once(extended, self.constants().taps, self.constants(), self.config)
         q = q * self.config.linear_key_head_dim**-0.5
         q, k, v = (_as(t, matrix.dtype) for t in (q, k, v))
-        reads = None if work.reads_at_end else work.reads
-        pad = work.causal.pad
-        return delta_rule(q, k, v, pad(decay), _as(pad(beta), matrix.dtype), matrix, reads)
+        decay, beta = run.segments.pad(decay), _as(run.segments.pad(beta), matrix.dtype)
+        out, matrix, read = delta_rule(q, k, v, decay, beta, matrix, work.reads if work.reads_inside else None)
+        if run.is_held:
+            past.held.append(Held(run.first, k, v, decay, beta, extended, matrix))
+        return out, matrix, read
 
     def _canvas(self, x: Tensor, tail: Tensor, state: Tensor, a: Tensor, b: Tensor, work: Work) -> Tensor:
         """x: [C, N, D]; tail: [C, W-1, D]; state: [C, H, K, V]; a, b: raw gates [R, H]. -> [C, N, H, V]."""
@@ -231,6 +258,10 @@ def _tails(extended: Tensor, offset: Tensor, width: int) -> Tensor:
         return extended[:, first : first + width]
     index = offset[:, None] + torch.arange(width, device=offset.device)
     return extended.gather(1, index[..., None].expand(-1, -1, extended.shape[2]))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,13 +6,15 @@ K key dim, V value dim, W conv kernel, D conv channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fourleaf.kernels.delta import delta_state
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.work import Work
+from fourleaf.model.work import Run, Work
 
 GROWTH = 256
 
@@ -24,20 +26,25 @@ class KeyValues:
     keys: Tensor
     values: Tensor
 
-    def extend(self, keys: Tensor, values: Tensor, work: Work) -> tuple[Tensor, Tensor]:
-        """Writes [B, G, T, A] rows behind each sequence's committed ones and returns all of them, [B, G, keys, A]."""
-        ends = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
-        longest = max(ends)
-        self._reserve(longest)
-        if len(ends) == 1:
-            start = work.starts[0]
-            self.keys.narrow(2, start, longest - start).copy_(keys)
-            self.values.narrow(2, start, longest - start).copy_(values)
-        else:
-            for b, (start, end) in enumerate(zip(work.starts, ends, strict=True)):
-                self.keys[b, :, start:end] = keys[b, :, : end - start]
-                self.values[b, :, start:end] = values[b, :, : end - start]
-        return self.keys.narrow(2, 0, longest), self.values.narrow(2, 0, longest)
+    def extend(self, keys: Tensor, values: Tensor, work: Work) -> None:
+        """Writes the causal rows, [R, G, A] each, behind each sequence's committed ones."""
+        self._reserve(max(start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)))
+        begin = 0
+        for b, (start, rows) in enumerate(zip(work.starts, work.causal.lengths, strict=True)):
+            if rows:
+                self.keys[b].narrow(1, start, rows).copy_(keys.narrow(0, begin, rows).transpose(0, 1))
+                self.values[b].narrow(1, start, rows).copy_(values.narrow(0, begin, rows).transpose(0, 1))
+                begin += rows
+
+    def of_run(self, run: Run) -> tuple[Tensor, Tensor]:
+        """Keys and values of a run's sequences, this forward's rows among them: [B, G, num_keys, A] each."""
+        return run.sequences(self.keys).narrow(2, 0, run.num_keys), run.sequences(self.values).narrow(
+            2, 0, run.num_keys
+        )
+
+    def of_canvases(self, work: Work) -> tuple[Tensor, Tensor]:
+        """The history of each canvas: [C, G, num_history, A] each."""
+        return of_canvases(self.keys, work), of_canvases(self.values, work)
 
     def _reserve(self, needed: int) -> None:
         have = self.keys.shape[2]
@@ -47,12 +54,60 @@ class KeyValues:
             self.keys, self.values = (torch.nn.functional.pad(x, pad) for x in (self.keys, self.values))
 
 
+def of_canvases(x: Tensor, work: Work) -> Tensor:
+    """History rows for each canvas: [B, G, P, A] -> [C, G, num_history, A]."""
+    assert work.reads is not None
+    x = x[:, :, : work.num_history]
+    return x if work.is_aligned else x.index_select(0, work.reads[0])
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a run's rows would write into a GDN layer, kept until it is known how many of them stand.
+
+    first: the run's first sequence. k: [B, T, H, K], v: [B, T, H, V], decay and beta: [B, T, H] (0 behind each
+    sequence's rows). extended: [B, W-1+T, D]. matrix: [B, H, K, V], the state behind all rows.
+    """
+
+    first: int
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+    extended: Tensor
+    matrix: Tensor
+
+
 @dataclass
 class Recurrent:
-    """One GDN layer's matrix [B, H, K, V] (at least fp32) and its last W-1 pre-convolution rows [B, W-1, D]."""
+    """One GDN layer's matrix [B, H, K, V] (at least fp32) and its last W-1 pre-convolution rows [B, W-1, D].
+
+    held: what the last forward's verified rows would write, by run.
+    """
 
     matrix: Tensor
     tail: Tensor
+    held: list[Held] = field(default_factory=list)
+
+    def advance(self, accepted: Sequence[int]) -> None:
+        """Moves verified sequences on by the first `accepted[b]` of their held rows: the recurrence alone, no
+        projections. accepted: one count for each of the state's sequences (0 where nothing is held)."""
+        matrix, tail, width = [], [], self.tail.shape[1]
+        done = 0
+        for held in self.held:
+            num, rows = held.k.shape[:2]
+            counts = torch.tensor(accepted[held.first : held.first + num], device=held.k.device)
+            stands = torch.arange(rows, device=counts.device) < counts[:, None]
+            decay, beta = held.decay * stands[..., None], held.beta * stands[..., None]
+            old = self.matrix.narrow(0, held.first, num)
+            matrix += [self.matrix[done : held.first], delta_state(held.k, held.v, decay, beta, old)]
+            index = counts[:, None] + torch.arange(width, device=counts.device)
+            index = index[..., None].expand(-1, -1, held.extended.shape[2])
+            tail += [self.tail[done : held.first], held.extended.gather(1, index)]
+            done = held.first + num
+        self.matrix = torch.cat((*matrix, self.matrix[done:]))
+        self.tail = torch.cat((*tail, self.tail[done:]))
+        self.held = []
 
 
 class State:
@@ -90,6 +145,14 @@ class State:
             for x in self.layers
         ]
         return State(copies, list(self.lengths))
+
+    def advance(self, accepted: Sequence[int]) -> None:
+        """Moves verified sequences on by the first `accepted[b]` of the last forward's held rows; keys and values
+        behind them are written over later. 0 for every sequence that held none."""
+        for layer in self.layers:
+            if isinstance(layer, Recurrent):
+                layer.advance(accepted)
+        self.lengths = [length + rows for length, rows in zip(self.lengths, accepted, strict=True)]
 
     @property
     def num_bytes(self) -> int:

@@ -116,7 +116,9 @@ class Transformer(nn.Module):
             if router_logits is not None:
                 routers.append(router_logits)
         if state is not None:
-            state.lengths = [start + rows for start, rows in zip(work.starts, work.causal.lengths, strict=True)]
+            stand = work.causal.num - work.num_held
+            ran = zip(work.starts, work.causal.lengths, strict=True)
+            state.lengths = [start + rows * (b < stand) for b, (start, rows) in enumerate(ran)]
         return self.model.norm(x), routers
 
     def begin(self, work: Work) -> tuple[Tensor, tuple[Tensor, ...]]:

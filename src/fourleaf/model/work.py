@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -70,14 +71,65 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
+class Run:
+    """Consecutive sequences whose causal rows go through attention and recurrence as one rectangle.
+
+    first: its first sequence. begin: that one's first flat row. starts: committed length of each sequence.
+    is_held: these rows read the recurrent state and leave it as it was (`Recurrent.advance` moves it later).
+    """
+
+    first: int
+    begin: int
+    segments: Segments
+    starts: list[int]
+    is_held: bool = False
+
+    @property
+    def end(self) -> int:
+        """Behind its last sequence."""
+        return self.first + self.segments.num
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Its rows of [R, ...]."""
+        num = self.segments.num_rows
+        return x if num == x.shape[0] else x.narrow(0, self.begin, num)
+
+    def sequences(self, x: Tensor) -> Tensor:
+        """Its entries of [B, ...]."""
+        num = self.segments.num
+        return x if num == x.shape[0] else x.narrow(0, self.first, num)
+
+    @cached_property
+    def num_keys(self) -> int:
+        """The longest history behind this forward's rows."""
+        return max(start + rows for start, rows in zip(self.starts, self.segments.lengths, strict=True))
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether all of its sequences begin here: then plain causality needs no mask."""
+        return not any(self.starts)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[B, 1, T, keys] bool: row t sees positions up to its own. None where plain causality or no mask will do."""
+        if self.is_fresh or (self.segments.num == 1 and self.segments.max_len == 1):
+            return None
+        starts = torch.tensor(self.starts, device=self.segments.device)
+        own = starts[:, None] + torch.arange(self.segments.max_len, device=starts.device)
+        return torch.arange(self.num_keys, device=starts.device) <= own[:, None, :, None]
+
+
+@dataclass(frozen=True, eq=False)
 class Work:
     """The rows of one forward: causal rows first, then canvas rows.
 
-    tokens: [R] ids. causal: one run per sequence of the state (zero rows where a sequence only denoises).
+    tokens: [R] ids. causal: one run of rows per sequence of the state (none where a sequence only denoises).
     starts: committed length of each sequence before this forward. canvas: one run per canvas, or None.
     canvas_seq: [C] the sequence that each canvas continues. canvas_start: [C] its first position = history length;
     at most the committed length plus this forward's causal rows (that is how commit and first pass fuse, and how
     training reads clean rows of the same forward).
+    cuts: sequences at which another `Run` begins, so that one long chunk does not pad many single rows to its length.
+    num_held: that many of the last sequences are only verified: their causal rows leave the recurrent state.
     """
 
     tokens: Tensor
@@ -86,6 +138,8 @@ class Work:
     canvas: Segments | None = None
     canvas_seq: list[int] | None = None
     canvas_start: list[int] | None = None
+    cuts: tuple[int, ...] = ()
+    num_held: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.starts) == self.causal.num
@@ -96,10 +150,27 @@ class Work:
             for seq, start in zip(self.canvas_seq, self.canvas_start, strict=True):
                 least, most = self.starts[seq], self.starts[seq] + self.causal.lengths[seq]
                 assert least <= start <= most, f"canvas at {start} reads history outside {least}..{most}"
+            assert not (self.reads_inside and len(self.runs) > 1), "only one run gives states between its rows"
 
     @property
     def num_causal(self) -> int:
         return self.causal.num_rows
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The causal rows as rectangles, those without rows left out."""
+        lengths, starts, num = self.causal.lengths, self.starts, self.causal.num
+        held = num - self.num_held
+        if not self.cuts and not self.num_held:
+            return [Run(0, 0, self.causal, starts)] if self.causal.num_rows else []
+        runs, begin = [], 0
+        edges = sorted({0, held, num, *self.cuts})
+        for first, end in pairwise(edges):
+            segments = Segments(lengths[first:end], self.causal.device)
+            if segments.num_rows:
+                runs.append(Run(first, begin, segments, starts[first:end], first >= held))
+            begin += segments.num_rows
+        return runs
 
     @cached_property
     def positions(self) -> Tensor:
@@ -130,22 +201,20 @@ class Work:
         return torch.tensor(self.canvas_seq, device=device), torch.tensor(offsets, device=device)
 
     @cached_property
-    def reads_at_end(self) -> bool:
-        """Whether canvas c continues sequence c at the end of its causal rows: then no inner state is needed."""
-        if self.canvas is None or self.canvas_seq != list(range(self.causal.num)):
+    def reads_inside(self) -> bool:
+        """Whether a canvas reads the recurrent state between causal rows of this forward, as in training."""
+        if self.canvas is None:
             return False
-        ends = [start + rows for start, rows in zip(self.starts, self.causal.lengths, strict=True)]
-        return self.canvas_start == ends
+        assert self.canvas_seq is not None and self.canvas_start is not None
+        return any(
+            start != self.starts[seq] + self.causal.lengths[seq]
+            for seq, start in zip(self.canvas_seq, self.canvas_start, strict=True)
+        )
 
     @cached_property
-    def causal_mask(self) -> Tensor | None:
-        """[B, 1, T, keys] bool: row t sees positions up to its own. None where plain causality or no mask will do."""
-        if not any(self.starts) or (self.causal.num == 1 and self.causal.max_len == 1):
-            return None
-        starts = torch.tensor(self.starts, device=self.tokens.device)
-        keys = max(s + n for s, n in zip(self.starts, self.causal.lengths, strict=True))
-        own = starts[:, None] + torch.arange(self.causal.max_len, device=starts.device)
-        return torch.arange(keys, device=starts.device) <= own[:, None, :, None]
+    def is_aligned(self) -> bool:
+        """Whether canvas c continues sequence c: then nothing of a sequence need be looked up."""
+        return self.canvas_seq == list(range(self.causal.num))
 
     @cached_property
     def num_history(self) -> int:
