@@ -22,7 +22,7 @@ class Pages:
     """The ids 0..num-1, given out and taken back.
 
     A sequence whose pages are consecutive is read in place, without a gather. So `take` continues a run where it can,
-    and begins a new one in the middle of the longest free run, where it and its neighbour below have room to grow.
+    and begins a new one in the middle of the longest free run, where it and who holds the page below have room to grow.
     Free runs are known by both their ends, so that taking and releasing a page cost O(log num).
     """
 
@@ -68,8 +68,8 @@ class Pages:
             first = self._longest_run()
             length = self._run_len[first]
             size = min(n - len(taken), length)
-            # Whoever owns the page below may want to grow into this run too: leave it half of what remains.
-            skipped = (length - size) // 2 if first > 0 else 0
+            # Whoever holds the page below may want to grow into this run too: leave it half of what remains.
+            skipped = (length - size) // 2 if first > 0 and self._holds[first - 1] else 0
             taken += self._cut(first, skipped, size)
         for page in taken:
             self._holds[page] = 1
