@@ -1,0 +1,94 @@
+"""The script that says what an AR start buys: its scores are the objective's, its curves lie at the right minutes."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fourleaf.engine.engine import Engine, bundled_path
+from fourleaf.train.folder import RunFolder
+from fourleaf.train.gradients import Counts, losses
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "ar_start.py"
+
+
+@pytest.fixture(scope="module")
+def ar_start():
+    spec = importlib.util.spec_from_file_location("ar_start", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ar_start"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["ar_start"]
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return Engine.load(bundled_path())
+
+
+def test_scores_are_the_terms_of_the_objective(ar_start, bundled, collated, copies):
+    documents = [next(copies(seed, 3)) for seed in range(5)]
+    batch = collated(documents, np.random.default_rng(0))
+    found = ar_start.scores(bundled.model, batch, bundled.mask_id)
+    with torch.no_grad():
+        terms = losses(bundled.model, batch, Counts.of([batch]), bundled.mask_id)
+    assert {"next", "masked"} == set(terms)
+    for name, term in terms.items():
+        assert found[name] == pytest.approx(term.item(), abs=2e-5)
+
+
+def test_scores_rise_with_what_a_model_knows(ar_start, bundled):
+    score = ar_start.scorer(bundled.tokenizer, bundled.chat, num=6)
+    trained = score(bundled.model, "joint", 0)
+    assert trained == score(bundled.model, "joint", 0), "the same blocks every time"
+    assert trained["next_right"] > 0.7
+    assert trained["masked_right"] > 0.4
+    torch.manual_seed(0)
+    random = score(type(bundled.model)(bundled.model.config).eval(), "joint", 0)
+    assert random["masked_right"] < 0.1
+    assert random["masked"] > trained["masked"] + 1
+
+
+def test_the_mask_is_never_counted_as_right(ar_start, bundled, collated, copies):
+    batch = collated([next(copies(0, 3))], np.random.default_rng(0))
+    model = type(bundled.model)(bundled.model.config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[bundled.mask_id] = 1.0
+    batch.masked_target.fill_(bundled.mask_id)
+    assert ar_start.scores(model, batch, bundled.mask_id)["masked_right"] == 0
+
+
+def test_an_evaluation_lies_at_its_step_between_lines_of_the_log(ar_start, tmp_path):
+    run = RunFolder(tmp_path)
+    for line in (
+        {"step": 20, "seconds": 60.0},
+        {"evaluation": "ar", "step": 30, "tokens": 1200, "next": 2.0, "next_right": 0.5},
+        {"step": 40, "seconds": 180.0},
+        {"evaluation": "joint", "step": 40, "tokens": 2400, "next": 1.0, "next_right": 0.6, "masked": 3.0,
+         "masked_right": 0.25},
+    ):  # fmt: skip
+        run.write(line)
+    found = ar_start.curve(tmp_path)
+    assert [line["minutes"] for line in found] == [2.0, 3.0]
+    printed = ar_start.lines({"an arm": found})
+    assert [line.split() for line in printed[1:]] == [
+        ["an", "arm:", "ar", "2.0", "1,200", "2.0", "0.5"],
+        ["an", "arm:", "joint", "3.0", "2,400", "1.0", "0.6", "3.0", "0.25"],
+    ]
+
+
+def test_both_arms_have_the_recipe_and_the_same_budget(ar_start):
+    for stages in ar_start.ARMS.values():
+        assert sum(stage.share for stage in stages) == 1
+        assert stages[-1].objective == "joint"
+        assert stages[-1].max_calls(1.0) == 2
+    first, second = ar_start.ARMS.values()
+    assert first[0].objective == "ar"
+    assert (first[-1].rows, first[-1].peak) == (second[-1].rows, second[-1].peak)
