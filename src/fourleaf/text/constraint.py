@@ -26,8 +26,8 @@ class Tools:
 
     markup: "json", a call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Qwen3, the bundled model);
     "xml", it is `<tool_call><function=…><parameter=…>…</parameter></function></tool_call>` on lines (Qwen3.5 and 3.6).
-    `padding` is what the template writes behind the opening tag and before the closing one, `separator` what stands
-    between two calls: nothing for the bundled model, a line break each for Qwen's.
+    `separator` is what the template writes between two calls, behind the opening tag and before the closing one:
+    nothing for the bundled model, a line break for Qwen's.
 
     otherwise: what an answer without calls must look like, where the request says it ("auto" and "none" alone).
     """
@@ -37,7 +37,6 @@ class Tools:
     name: str | None = None
     parallel: bool = True
     markup: Literal["json", "xml"] = "json"
-    padding: str = ""
     separator: str = ""
     otherwise: "Constraint | None" = None
 

@@ -6,20 +6,22 @@ fewer ways to write the same value leave more tokens forced.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from fourleaf.errors import RequestError
 from fourleaf.text.constraint import Constraint, Tool, Tools
-from fourleaf.text.schema import Schema, parse_schema
+from fourleaf.text.schema import ANNOTATIONS, Schema, parse_schema, resolve
 from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+XML_CLOSING = "\n</parameter>\n"  # behind each parameter's value
+_CLOSING = json.dumps(XML_CLOSING)
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PARAMETER = re.compile(r"[^<>\s]{1,128}")
 # What the XML-like markup can say of an object's shape, and of a string that stands there without quotes.
-_XML_OBJECT = frozenset("type properties required additionalProperties $defs definitions title description".split())
-_XML_STRING = frozenset("type enum const minLength maxLength title description default examples".split())
+_XML_OBJECT = frozenset("type properties required additionalProperties $defs definitions".split()) | ANNOTATIONS
+_XML_STRING = frozenset({"type", "enum", "minLength", "maxLength", *ANNOTATIONS})
 
 
 def grammar_text(constraint: Constraint, controls: Mapping[str, int]) -> str:
@@ -103,18 +105,14 @@ def _tools(tools: Tools, rules: _Rules) -> str:
     if len({tool.name for _, tool in offered}) < len(offered):
         rules.refuse("names a tool twice")
     kinds = " | ".join(_call(tool, index, tools.markup, rules) for index, tool in offered)
-    padding = _literal(tools.padding)
-    call = rules.add(f"{rules.tag(TOOL_CALL)} {padding} ({kinds}) {padding} {rules.tag(TOOL_CALL_END)}")
-    more = f"({_literal(tools.separator)} {call})*" if tools.parallel else ""
+    separator = json.dumps(tools.separator) if tools.separator else ""
+    call = rules.add(f"{rules.tag(TOOL_CALL)} {separator} ({kinds}) {separator} {rules.tag(TOOL_CALL_END)}")
+    more = f"({separator} {call})*" if tools.parallel else ""
     if tools.choice in ("required", "named"):
         return f"{call} {more}"
     if tools.otherwise is None:
         return f"FREE ({call} {more})?"
     return f"({text} | {call} {more})"
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text) if text else ""
 
 
 def _call(tool: Tool, index: int, markup: str, rules: _Rules) -> str:
@@ -151,20 +149,53 @@ def _xml_call(tool: Tool, schema: Schema, where: str, rules: _Rules) -> str:
 
 
 def _xml_value(schema: Any, defs: Schema, here: str, rules: _Rules) -> str:
-    """A parameter's value and its closing tag: a string as it is, ended by the first closing tag; all else as JSON."""
-    closing = r'"\n</parameter>\n"'
-    if not isinstance(schema, dict) or schema.get("type") != "string":
-        inner = {**schema, **defs} if isinstance(schema, dict) else {}
-        return f"{rules.add(_json(inner))} {closing}"
+    """A parameter's value and its closing tag. A string stands as it is, without the tag in it; all else is JSON.
+
+    Where both may stand, `text.calls` reads JSON as JSON and the rest as a string, so both must be fine.
+    """
+    kinds = list(_kinds(schema, defs))
+    strings = [kind for kind in kinds if kind.get("type") == "string"]
+    others = [kind for kind in kinds if kind.get("type") != "string"]
+    if strings and others and any(kind.keys() - {"type", *ANNOTATIONS} for kind in others):
+        rules.refuse("mixes strings with others that have limits: this model's call markup has no quotes", here)
+    ways = [_xml_string(kind, here, rules) for kind in strings]
+    if not strings:
+        ways = [f"{rules.add(_json({**schema, **defs} if isinstance(schema, dict) else {}))} {_CLOSING}"]
+    elif others:
+        ways.append(f"{rules.add(_json({'anyOf': others}))} {_CLOSING}")
+    return f"({' | '.join(ways)})"
+
+
+def _kinds(schema: Any, defs: Schema, depth: int = 0) -> Iterator[Schema]:
+    """A schema as alternatives, each all strings (type "string") or without any."""
+    if not isinstance(schema, dict) or not schema.keys() - ANNOTATIONS or depth > 8:
+        yield {"type": "string"}  # anything: what reads as JSON is that, what does not is a string
+    elif "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        may_be_text = "string" in schema.get("type", "string")
+        words = [value for value in values if isinstance(value, str) and may_be_text]
+        if words:
+            yield {"type": "string", "enum": words}
+        if len(words) < len(values):
+            yield {**schema, "enum": [value for value in values if not isinstance(value, str)]}
+    elif "type" in schema:
+        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        yield from ({**schema, "type": name} for name in names)
+    elif "$ref" in schema:
+        yield from _kinds(resolve(defs, schema["$ref"]), defs, depth + 1)
+    else:
+        for inner in schema.get("anyOf", schema.get("oneOf", [])):
+            yield from _kinds(inner, defs, depth + 1)
+
+
+def _xml_string(schema: Schema, here: str, rules: _Rules) -> str:
     if unknown := sorted(schema.keys() - _XML_STRING):
         rules.refuse("cannot be held to in a string that stands without quotes", f"{here}.{unknown[0]}")
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        if not all(isinstance(value, str) and "</parameter>" not in value for value in values):
-            rules.refuse("must list strings without closing tags", f"{here}.enum")
-        return f"({' | '.join(map(json.dumps, values))}) {closing}"
-    if "minLength" not in schema and "maxLength" not in schema:
-        return rules.add(f"FREE {closing}", options="[lazy]")
+    if "enum" in schema:
+        if any("</parameter>" in value for value in schema["enum"]):
+            rules.refuse("lists a closing tag", f"{here}.enum")
+        return f"({' | '.join(map(json.dumps, schema['enum']))}) {_CLOSING}"
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-    bounded = rf"/(?s:.{{{low},{high}}})/ & ~/(?s:.*)\n<\/parameter>(?s:.*)/ & /(?s:.*)/"
-    return f"{rules.add(bounded, terminal=True)} {closing}"
+    # One terminal with the closing tag at its end: the first one ends the value.
+    text = rf"(/(?s:.{{{low},{high}}})/ & ~/(?s:.*)<\/parameter>(?s:.*)/)"
+    return rules.add(f"{text} {_CLOSING}", terminal=True)

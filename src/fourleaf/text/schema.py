@@ -19,14 +19,15 @@ Schema = dict[str, Any]
 MAX_DEPTH = 64  # levels of a schema's JSON text; the grammar library recurses over them
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 
-_ANNOTATIONS = frozenset("title description default examples $comment $schema deprecated readOnly writeOnly".split())
+# Keywords that say nothing about values.
+ANNOTATIONS = frozenset("title description default examples $comment $schema deprecated readOnly writeOnly".split())
 _COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxProperties".split())
 _NUMBERS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
 _MAPS = frozenset("properties patternProperties $defs definitions".split())
 _LISTS = frozenset("anyOf oneOf allOf prefixItems".split())
 _SINGLES = frozenset("additionalProperties items".split())
 _VALUES = frozenset("type enum const required pattern format $ref".split())
-_KNOWN = _ANNOTATIONS | _COUNTS | _NUMBERS | _MAPS | _LISTS | _SINGLES | _VALUES
+_KNOWN = ANNOTATIONS | _COUNTS | _NUMBERS | _MAPS | _LISTS | _SINGLES | _VALUES
 _TYPES = frozenset("null boolean integer number string array object".split())
 _APPLICATORS = frozenset("anyOf oneOf allOf $ref".split())
 _SHAPES = frozenset("properties patternProperties additionalProperties required".split())

@@ -1,0 +1,156 @@
+"""A short way to the end of an answer, searched for with nothing but a matcher: which tokens bring it to its end token.
+
+First greedily, by what closes things in JSON; where that runs in circles (regular expressions), breadth first over
+single bytes, where positions that allow the same tokens count as one. Both find endings that are legal; neither proves
+that none is shorter, and a search that gives up proves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourleaf.text.tokenizer import Tokenizer
+
+MAX_WIDTH = 24  # positions that the breadth-first search keeps of each length
+MAX_STEPS = 4_096  # tokens that one search tries
+
+
+class Position(Protocol):
+    """What a search needs of a matcher."""
+
+    @property
+    def is_accepting(self) -> bool: ...
+    def allowed(self) -> NDArray[np.bool_]: ...
+    def accepts(self, token: int) -> bool: ...
+    def advance(self, token: int) -> None: ...
+    def forced(self) -> list[int]: ...
+    def copy(self) -> Position: ...
+
+
+def ending(position: Position, tokenizer: Tokenizer, limit: int, closing: str = "") -> list[int] | None:
+    """Tokens from `position` to its end token, at most `limit`; None where none were found. Leaves it as it is.
+
+    closing: text that ends something wherever the grammar takes the whole of it, such as the XML-like markup's closing
+    tag, which looks like any other text before it is whole.
+    """
+    if position.is_accepting:
+        return [tokenizer.end_id] if limit >= 1 else None
+    # A byte is at least one token before it is divided again, so a little more room than the limit has.
+    found = _greedy(position.copy(), tokenizer, 4 * limit, tokenizer.encode(closing)) or _search(
+        position, tokenizer, 4 * limit
+    )
+    if found is None:
+        return None
+    shorter = min(found, _divided_again(position, tokenizer, found), key=len)
+    return [*shorter, tokenizer.end_id] if len(shorter) < limit else None
+
+
+def _greedy(position: Position, tokenizer: Tokenizer, limit: int, closing: list[int]) -> list[int] | None:
+    """Takes, again and again, what most looks like closing. Changes `position`."""
+    tokens: list[int] = []
+    while not position.is_accepting and len(tokens) < min(limit, MAX_STEPS):
+        ahead = position.forced()
+        if not ahead and closing and _takes(position, closing):
+            ahead = closing
+        ahead = ahead or [_closest(position.allowed(), tokenizer)]
+        for token in ahead:
+            if token < 0 or token == tokenizer.end_id:
+                return None
+            position.advance(token)
+            tokens.append(token)
+        if len(tokens) > 64 and len(set(tokens[-32:])) < 3:
+            return None  # going in circles
+    return tokens if position.is_accepting else None
+
+
+def _takes(position: Position, tokens: list[int]) -> bool:
+    there = position.copy()
+    for token in tokens:
+        if not there.accepts(token):
+            return False
+        there.advance(token)
+    return True
+
+
+def _closest(allowed: NDArray[np.bool_], tokenizer: Tokenizer) -> int:
+    """The allowed token that closes most; -1 where there is none."""
+    tokens = np.flatnonzero(allowed[: tokenizer.vocab_size])
+    rank = _ranks(tokenizer)[tokens]
+    return int(tokens[rank.argmin()]) if len(tokens) else -1
+
+
+def _rank(word: bytes, is_control: bool) -> int:
+    """Smaller closes more: quotes and brackets that close, then plain characters; what opens or parts comes last."""
+    if is_control:
+        return 3  # a tag that is legal here closes a call or a thought, or opens one that is asked for
+    opens, closes = sum(map(word.count, (b"{", b"[", b",", b":", b"\\"))), sum(map(word.count, (b"}", b"]")))
+    if opens:
+        return 100 * opens + len(word)
+    if word == b'"':
+        return 1  # before brackets: inside a string they close nothing
+    if closes:
+        return 2 if closes == len(word) else 20 + len(word)
+    return 10 + len(word) if word.isalnum() else 30 + len(word)
+
+
+_ranked: dict[int, tuple[Tokenizer, NDArray[np.int64]]] = {}
+
+
+def _ranks(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    if id(tokenizer) not in _ranked:
+        ranks = [_rank(tokenizer.token_bytes(i), i in tokenizer.special_ids) for i in range(tokenizer.vocab_size)]
+        _ranked[id(tokenizer)] = (tokenizer, np.array(ranks))
+    return _ranked[id(tokenizer)][1]
+
+
+def _search(position: Position, tokenizer: Tokenizer, limit: int) -> list[int] | None:
+    """Breadth first; of positions of one length that allow the same tokens one is followed."""
+    level: list[tuple[list[int], Position]] = [([], position)]
+    steps = 0
+    while level and steps < MAX_STEPS:
+        following: dict[bytes, tuple[list[int], Position]] = {}
+        for tokens, here in level:
+            for run in _runs(here, tokenizer):
+                steps += 1
+                if len(tokens) + len(run) > limit:
+                    continue
+                there = here.copy()
+                for token in run:
+                    there.advance(token)
+                if there.is_accepting:
+                    return tokens + run
+                following.setdefault(there.allowed().tobytes(), (tokens + run, there))
+        level = sorted(following.values(), key=lambda found: len(found[0]))[:MAX_WIDTH]
+    return None
+
+
+def _runs(position: Position, tokenizer: Tokenizer) -> list[list[int]]:
+    """The ways on from here: the forced tokens, or each control token and each single byte that may come next."""
+    if forced := position.forced():
+        return [forced]
+    tokens = np.flatnonzero(position.allowed()[: tokenizer.vocab_size]).tolist()
+    single = [[t] for t in tokens if t in tokenizer.special_ids or len(tokenizer.token_bytes(t)) == 1]
+    return single or [[t] for t in tokens[:8]]
+
+
+def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
+    """The same text in the tokenizer's own, mostly longer tokens, where the grammar takes them; else `tokens`."""
+    pieces: list[int] = []
+    plain: list[int] = []
+    for token in [*tokens, tokenizer.end_id]:
+        if token in tokenizer.special_ids:
+            pieces += tokenizer.encode(tokenizer.decode(plain))
+            pieces.append(token)
+            plain = []
+        else:
+            plain.append(token)
+    pieces.pop()
+    there = position.copy()
+    for token in pieces:
+        if not there.accepts(token):
+            return tokens
+        there.advance(token)
+    return pieces if there.is_accepting else tokens

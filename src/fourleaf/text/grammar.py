@@ -1,0 +1,227 @@
+"""Constraints turned into token masks, by the library llguidance; nothing else imports it.
+
+A `Grammar` is compiled once for each constraint and tokenizer and kept; each request gets a `GrammarMatcher` of its
+own, which follows one answer token by token. The library runs an Earley parser over the bytes of tokens and knows
+control tokens by id alone, so a text that spells a tag is text. The end token is legal in accepting states alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourleaf.errors import ConfigError, RequestError
+from fourleaf.text.constraint import Constraint, Tools
+from fourleaf.text.ending import ending
+from fourleaf.text.markup import XML_CLOSING, grammar_text
+from fourleaf.text.tokenizer import Tokenizer
+
+try:
+    import llguidance
+except ImportError:  # an extra: a server that constrains nothing runs without it
+    llguidance = None
+
+MAX_GRAMMARS = 64  # compiled and kept for each tokenizer
+SLACK = 128  # tokens beyond the shortest whole answer from which on its ending is watched
+
+_REMEDY = "Constrained answers need the package llguidance: pip install 'fourleaf[grammar]'"
+
+
+def is_available() -> bool:
+    """Whether the grammar library is installed."""
+    return llguidance is not None
+
+
+def compile_constraint(constraint: Constraint, tokenizer: Tokenizer, num_ids: int | None = None) -> Grammar:
+    """The grammar of a constraint, from the cache where it is there.
+
+    num_ids: width of the model's logits, the tokenizer's number of ids by default. Safe to call from several threads.
+    Raises RequestError, naming the field, where the constraint is not supported or no answer satisfies it; ConfigError
+    where the library is not installed.
+    """
+    return _vocabulary(tokenizer).grammar(constraint, num_ids or tokenizer.vocab_size)
+
+
+def prepare(tokenizer: Tokenizer) -> None:
+    """Reads the vocabulary ahead of the first request: seconds where it has 150,000 ids. Raises ConfigError."""
+    _vocabulary(tokenizer)
+
+
+class Grammar:
+    """A compiled constraint. `reserve` is the number of tokens before the limit from which on `GrammarMatcher.ending`
+    is asked whether an answer can still be ended: the shortest whole answer and `SLACK`; 0 where free text may be cut
+    short like any other."""
+
+    def __init__(self, prototype: GrammarMatcher, constraint: Constraint) -> None:
+        self._prototype = prototype
+        if isinstance(constraint.value, Tools) and constraint.value.markup == "xml":
+            prototype.closing = XML_CLOSING
+        prototype.reserve = 0 if _is_free_text(constraint) else len(prototype.ending(1 << 12) or ()) + SLACK
+
+    @property
+    def reserve(self) -> int:
+        return self._prototype.reserve
+
+    def matcher(self) -> GrammarMatcher:
+        """One at the start of an answer."""
+        return self._prototype.copy()
+
+
+class GrammarMatcher:
+    """Where one answer stands in its grammar. Implements `diffusion.constraint.Matcher`."""
+
+    def __init__(self, inner: Any, vocabulary: _Vocabulary, num_ids: int) -> None:
+        self._inner = inner
+        self._vocabulary = vocabulary
+        self._num_ids = num_ids
+        self.reserve = 0
+        self.closing = ""
+        self.ended = False
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[Y] bool: the tokens that may come next; none behind the end token. Raises RequestError where the grammar
+        has become too large to follow."""
+        mask = np.zeros(self._num_ids, dtype=bool)
+        if self.ended:
+            return mask
+        bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        size = min(self._num_ids, self._vocabulary.size)
+        mask[:size] = np.unpackbits(bits, bitorder="little", count=size)
+        mask[self._vocabulary.end_id] = self.is_accepting  # also where nothing at all may follow
+        return mask
+
+    def accepts(self, token: int) -> bool:
+        """Whether `advance` may be called with this token. A run of forced text may be cut into tokens in any way
+        here, while `allowed` names its canonical token alone."""
+        if token == self._vocabulary.end_id:
+            return self.is_accepting
+        return not self.ended and token < self._vocabulary.size and self._inner.validate_tokens([token]) == 1
+
+    def advance(self, token: int) -> None:
+        """Takes the next token, which must be legal."""
+        assert self.accepts(token), f"token {token} is not legal here"
+        if token == self._vocabulary.end_id:
+            self.ended = True
+            return
+        self._inner.consume_token(token)
+        self._check()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer may end here."""
+        return not self.ended and self._inner.is_accepting()
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, in the tokenizer's own division of the text; a last one that could still
+        merge with what follows is left out. The end token is among them where nothing else can follow."""
+        if self.ended:
+            return []
+        tokens = list(self._inner.compute_ff_tokens())
+        if not tokens and self._inner.is_stopped() and self.is_accepting:
+            return [self._vocabulary.end_id]
+        return tokens
+
+    def copy(self) -> GrammarMatcher:
+        """An independent one in the same place."""
+        twin = GrammarMatcher(self._inner.deep_copy(), self._vocabulary, self._num_ids)
+        twin.reserve, twin.closing, twin.ended = self.reserve, self.closing, self.ended
+        return twin
+
+    def ending(self, limit: int) -> list[int] | None:
+        """Tokens that bring the answer to its end token, few of them and at most `limit`; None where none were found.
+
+        The library knows no shortest ending, so it is searched for (`text.ending`): a found one is legal, and a shorter
+        one may exist. Deterministic.
+        """
+        return ending(self, self._vocabulary.tokenizer, limit, self.closing)
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            first = self._inner.get_error().split("\n")[0][:200]
+            raise RequestError(f"The answer's grammar cannot be followed any further: {first}", code="grammar_limit")
+
+
+class _Vocabulary:
+    """A tokenizer as the library sees it, and the grammars compiled for it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if llguidance is None:
+            raise ConfigError(f"{_REMEDY}.")
+        self.tokenizer = tokenizer
+        self.size, self.end_id = tokenizer.vocab_size, tokenizer.end_id
+        wrapper = llguidance.TokenizerWrapper(_Words(tokenizer))
+        self._tokens = llguidance.LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=tokenizer.end_id)
+        self._grammars: OrderedDict[tuple[Constraint, int], Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def grammar(self, constraint: Constraint, num_ids: int) -> Grammar:
+        assert num_ids >= self.size, "the model has fewer ids than its tokenizer"
+        key = (constraint, num_ids)
+        with self._lock:
+            if key in self._grammars:
+                self._grammars.move_to_end(key)
+                return self._grammars[key]
+        # Outside the lock: a large schema takes a while, and nobody else needs to wait for it.
+        made = self._compile(constraint, num_ids)
+        with self._lock:
+            self._grammars[key] = made
+            if len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return made
+
+    def _compile(self, constraint: Constraint, num_ids: int) -> Grammar:
+        assert llguidance is not None
+        text = llguidance.LLMatcher.grammar_from_lark(grammar_text(constraint, self.tokenizer.controls))
+        inner = llguidance.LLMatcher(self._tokens, text, log_level=0)
+        warnings = [] if inner.is_error() else inner.get_grammar_warnings()
+        if inner.is_error() or warnings:
+            fault = " ".join((inner.get_error() or "; ".join(warnings)).split())[:300]
+            raise RequestError(
+                f"{constraint.param} cannot be turned into a grammar: {fault}",
+                param=constraint.param,
+                code="unsupported_value",
+            )
+        prototype = GrammarMatcher(inner, self, num_ids)
+        if not prototype.allowed().any():
+            raise RequestError(f"No answer satisfies {constraint.param}.", param=constraint.param, code="invalid_value")
+        return Grammar(prototype, constraint)
+
+
+class _Words:
+    """What `llguidance.TokenizerWrapper` reads of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.eos_token_id = tokenizer.end_id
+        # An id that no text has must not be the empty string, which would be legal everywhere and lead nowhere.
+        self.tokens = [tokenizer.token_bytes(i) or f"<unused {i}>".encode() for i in range(tokenizer.vocab_size)]
+        unused = [i for i in range(tokenizer.vocab_size) if not tokenizer.token_bytes(i)]
+        self.special_token_ids = sorted({*tokenizer.special_ids, *unused})
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+_vocabularies: weakref.WeakKeyDictionary[Tokenizer, _Vocabulary] = weakref.WeakKeyDictionary()
+_vocabularies_lock = threading.Lock()
+
+
+def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
+    with _vocabularies_lock:
+        if tokenizer not in _vocabularies:
+            _vocabularies[tokenizer] = _Vocabulary(tokenizer)
+        return _vocabularies[tokenizer]
+
+
+def _is_free_text(constraint: Constraint) -> bool:
+    """Whether an answer may be text of any kind: cut short at the limit it ends with `length`, as text does."""
+    value = constraint.value
+    return isinstance(value, Tools) and value.choice in ("auto", "none") and value.otherwise is None
