@@ -127,6 +127,16 @@ def test_bug_kind_4_asking_again_changes_neither_the_answer_nor_the_counters():
     tree.check({})
 
 
+def test_a_request_that_waits_and_asks_again_and_again_takes_no_memory():
+    tree = _tree()
+    Run(tree, _text("ab")).settle(1).end()
+    for _ in range(1000):
+        _hit(tree, [*_text("ab"), 0])
+    assert len(tree._leaves) <= 64 + 2 * tree.num_nodes
+    tree.check_runs()
+    assert tree.evict(2) == 2
+
+
 def test_bug_kind_12_an_aborted_request_gives_back_its_pages_by_ownership():
     tree = _tree(num_pages=8)
     run = Run(tree, _text("ab"))
