@@ -7,6 +7,7 @@ that none is shorter, and a search that gives up proves nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +22,6 @@ MAX_STEPS = 4_096  # tokens that one search tries
 class Position(Protocol):
     """What a search needs of a matcher."""
 
-    @property
-    def is_accepting(self) -> bool: ...
     def allowed(self) -> NDArray[np.bool_]: ...
     def accepts(self, token: int) -> bool: ...
     def advance(self, token: int) -> None: ...
@@ -30,30 +29,42 @@ class Position(Protocol):
     def copy(self) -> Position: ...
 
 
-def ending(position: Position, tokenizer: Tokenizer, limit: int, closing: str = "") -> list[int] | None:
+def ending(
+    position: Position, tokenizer: Tokenizer, limit: int, goal: Sequence[int] = (), closing: str = ""
+) -> list[int] | None:
     """Tokens from `position` to its end token, at most `limit`; None where none were found. Leaves it as it is.
 
+    goal: tokens to lead to in place of the end token; they must be legal behind what is returned, without them.
     closing: text that ends something wherever the grammar takes the whole of it, such as the XML-like markup's closing
     tag, which looks like any other text before it is whole.
     """
-    if position.is_accepting:
-        return [tokenizer.end_id] if limit >= 1 else None
-    # A byte is at least one token before it is divided again, so a little more room than the limit has.
-    found = _greedy(position.copy(), tokenizer, 4 * limit, tokenizer.encode(closing)) or _search(
-        position, tokenizer, 4 * limit
-    )
+    goal = list(goal) or [tokenizer.end_id]
+    room = limit - (goal == [tokenizer.end_id])
+    found: list[int] | None = []
+    if not takes(position, goal):
+        # The searches go by bytes, which become fewer tokens when they are divided again: hence more room.
+        found = _greedy(position.copy(), tokenizer, 4 * limit, goal, tokenizer.encode(closing))
+        found = found or _search(position, tokenizer, 4 * limit, goal)
     if found is None:
         return None
-    shorter = min(found, _divided_again(position, tokenizer, found), key=len)
-    return [*shorter, tokenizer.end_id] if len(shorter) < limit else None
+    shorter = min(found, _divided_again(position, tokenizer, found, goal), key=len)
+    if len(shorter) > room:
+        return None
+    return [*shorter, tokenizer.end_id] if goal == [tokenizer.end_id] else shorter
 
 
-def _greedy(position: Position, tokenizer: Tokenizer, limit: int, closing: list[int]) -> list[int] | None:
+def _greedy(
+    position: Position, tokenizer: Tokenizer, limit: int, goal: list[int], closing: list[int]
+) -> list[int] | None:
     """Takes, again and again, what most looks like closing. Changes `position`."""
     tokens: list[int] = []
-    while not position.is_accepting and len(tokens) < min(limit, MAX_STEPS):
+    while not takes(position, goal):
+        if len(tokens) > min(limit, MAX_STEPS):
+            return None
         ahead = position.forced()
-        if not ahead and closing and _takes(position, closing):
+        if goal != [tokenizer.end_id]:
+            ahead = ahead[:1]  # the goal may begin inside a run of forced tokens
+        if not ahead and closing and takes(position, closing):
             ahead = closing
         ahead = ahead or [_closest(position.allowed(), tokenizer)]
         for token in ahead:
@@ -63,10 +74,11 @@ def _greedy(position: Position, tokenizer: Tokenizer, limit: int, closing: list[
             tokens.append(token)
         if len(tokens) > 64 and len(set(tokens[-32:])) < 3:
             return None  # going in circles
-    return tokens if position.is_accepting else None
+    return tokens
 
 
-def _takes(position: Position, tokens: list[int]) -> bool:
+def takes(position: Position, tokens: Sequence[int]) -> bool:
+    """Whether all these tokens are legal, one after another."""
     there = position.copy()
     for token in tokens:
         if not there.accepts(token):
@@ -106,37 +118,37 @@ def _ranks(tokenizer: Tokenizer) -> NDArray[np.int64]:
     return _ranked[id(tokenizer)][1]
 
 
-def _search(position: Position, tokenizer: Tokenizer, limit: int) -> list[int] | None:
+def _search(position: Position, tokenizer: Tokenizer, limit: int, goal: list[int]) -> list[int] | None:
     """Breadth first; of positions of one length that allow the same tokens one is followed."""
     level: list[tuple[list[int], Position]] = [([], position)]
     steps = 0
     while level and steps < MAX_STEPS:
         following: dict[bytes, tuple[list[int], Position]] = {}
         for tokens, here in level:
-            for run in _runs(here, tokenizer):
+            for run in _runs(here, tokenizer, goal == [tokenizer.end_id]):
                 steps += 1
                 if len(tokens) + len(run) > limit:
                     continue
                 there = here.copy()
                 for token in run:
                     there.advance(token)
-                if there.is_accepting:
+                if takes(there, goal):
                     return tokens + run
                 following.setdefault(there.allowed().tobytes(), (tokens + run, there))
         level = sorted(following.values(), key=lambda found: len(found[0]))[:MAX_WIDTH]
     return None
 
 
-def _runs(position: Position, tokenizer: Tokenizer) -> list[list[int]]:
+def _runs(position: Position, tokenizer: Tokenizer, is_whole: bool) -> list[list[int]]:
     """The ways on from here: the forced tokens, or each control token and each single byte that may come next."""
     if forced := position.forced():
-        return [forced]
+        return [forced if is_whole else forced[:1]]
     tokens = np.flatnonzero(position.allowed()[: tokenizer.vocab_size]).tolist()
     single = [[t] for t in tokens if t in tokenizer.special_ids or len(tokenizer.token_bytes(t)) == 1]
     return single or [[t] for t in tokens[:8]]
 
 
-def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
+def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int], goal: list[int]) -> list[int]:
     """The same text in the tokenizer's own, mostly longer tokens, where the grammar takes them; else `tokens`."""
     pieces: list[int] = []
     plain: list[int] = []
@@ -148,9 +160,4 @@ def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int]) 
         else:
             plain.append(token)
     pieces.pop()
-    there = position.copy()
-    for token in pieces:
-        if not there.accepts(token):
-            return tokens
-        there.advance(token)
-    return pieces if there.is_accepting else tokens
+    return pieces if takes(position, [*pieces, *goal]) else tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -133,13 +134,14 @@ class GrammarMatcher:
         twin.reserve, twin.closing, twin.ended = self.reserve, self.closing, self.ended
         return twin
 
-    def ending(self, limit: int) -> list[int] | None:
+    def ending(self, limit: int, goal: Sequence[int] = ()) -> list[int] | None:
         """Tokens that bring the answer to its end token, few of them and at most `limit`; None where none were found.
+        With a `goal` they lead to where its tokens are legal, and do not include them.
 
         The library knows no shortest ending, so it is searched for (`text.ending`): a found one is legal, and a shorter
         one may exist. Deterministic.
         """
-        return ending(self, self._vocabulary.tokenizer, limit, self.closing)
+        return ending(self, self._vocabulary.tokenizer, limit, goal, self.closing)
 
     def _check(self) -> None:
         if self._inner.is_error():
