@@ -5,7 +5,6 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from fourleaf.serve import app as app_module
 from fourleaf.serve.app import create_app
 from fourleaf.serve.openai import NEUTRAL
 from fourleaf.tasks.cabin.schema import TOOLS
@@ -127,8 +126,19 @@ WRONG = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
     ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"policy": "entropy"}, "policy"),
+    ({"policy": "luck"}, "policy"),
+    ({"lossless": True}, "lossless"),
+    ({"n": 0}, "n"),
+    ({"stop": ["a", 5]}, "stop"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    ({"top_logprobs": 50}, "top_logprobs"),
+    ({"response_format": {"type": "grammar"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"diffusing": True}, "diffusing"),
 ]
 
 
@@ -148,9 +158,34 @@ def test_a_missing_field_is_named(client):
     assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
 
 
+# What other engines may honour has its neutral values, too.
+HONOURED_ELSEWHERE = {
+    "n": (1,),
+    "top_p": (1, 1.0),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "stop": ([],),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "reasoning_effort": ("none", "minimal"),
+    "diffusing": (False,),
+    "policy": ("threshold",),
+    "lossless": (False,),
+    "priority": ("interactive",),
+    "modes": ([],),
+    "chat_template_kwargs": ({},),
+}
+
+
 def test_every_neutral_value_and_every_ignored_field_changes_nothing(client, engine, caplog):
     caplog.set_level("DEBUG", "fourleaf")
-    for name, values in NEUTRAL.items():
+    for name, values in (NEUTRAL | HONOURED_ELSEWHERE).items():
         for value in (None, *values):
             assert post(client, **{name: value}).status_code == 200, (name, value)
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "invented": [1, 2]}
@@ -192,10 +227,10 @@ def test_unknown_routes_and_methods_have_the_same_shape(client):
     refused(client.get("/v1/models/other"), 404)
 
 
-def test_a_body_beyond_the_limit_is_refused(client, monkeypatch):
-    monkeypatch.setattr(app_module, "MAX_BODY_BYTES", 1000)
-    refused(post(client, messages=[{"role": "user", "content": "a" * 1000}]), 413)
-    assert_alive(client)
+def test_a_body_beyond_the_limit_is_refused(engine):
+    with TestClient(create_app(engine, fixed_tools=TOOLS, max_body_bytes=1000)) as client:
+        refused(post(client, messages=[{"role": "user", "content": "a" * 1000}]), 413)
+        assert_alive(client)
 
 
 def test_a_fault_of_the_engine_is_a_500_and_the_next_request_works(client, engine, caplog):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import httpx2
 import pytest
 
-from fourleaf.serve import app as app_module
 from fourleaf.serve.worker import Job
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -87,11 +86,11 @@ def test_the_role_comes_before_the_first_pass_and_health_answers_meanwhile(http,
         assert list(lines)[-1] == "[DONE]"
 
 
-def test_a_comment_keeps_a_waiting_stream_open(http, serve, scripted, monkeypatch):
-    monkeypatch.setattr(app_module, "PING_SECONDS", 0.05)
+def test_a_comment_keeps_a_waiting_stream_open(http, serve, scripted):
+    """Pitfall 16: proxies give up on a stream in which nothing comes while the first block is computed."""
     engine = scripted("Hi!")
     engine.gate = threading.Semaphore(0)
-    with stream(http, serve(engine)) as response:
+    with stream(http, serve(engine, ping_seconds=0.05)) as response:
         lines = response.iter_lines()
         while next(lines) != ": ping":
             pass

@@ -1,16 +1,16 @@
-"""From chat messages to the events of one answer: what the server and the command line have in common."""
+"""One answer, from a prompt's ids to typed items: what all APIs and the command line have in common."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from fourleaf.engine.request import Decoder, Frame, GenerateParams, Usage
+from fourleaf.engine.request import Decoder, Delta, Frame, GenerateParams, TokenLogprob, Usage
 from fourleaf.errors import ContextLengthError
 from fourleaf.serve.tools import Offer, OfferFilter
-from fourleaf.text.router import Event, Router
+from fourleaf.text.router import Event, Router, opens_in_reasoning
 
 # Tokens a piece: small enough that clients render smoothly and meters that count chunks see more than one a block.
 PIECE_TOKENS = 4
@@ -24,11 +24,23 @@ class Finish:
     usage: Usage
     seconds: float
     first_seconds: float
+    reasoning_tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float:
         """Committed tokens a second, prefill included; 0 where the clock saw no time pass."""
         return self.usage.completion_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Tokens that are final, before the events that they give rise to; some give rise to none yet."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+Item = Event | Committed | Finish
 
 
 def fit(prompt_tokens: int, wanted: int | None, max_context: int, *, field: str = "max_tokens") -> int:
@@ -62,7 +74,7 @@ def answer(
     params: GenerateParams,
     offer: Offer,
     observe: Callable[[Frame], None] | None = None,
-) -> Iterator[Event | Finish]:
+) -> Generator[Item]:
     """Decodes one answer; the last item is its `Finish`. Whatever `observe` raises ends the request and comes out."""
     started = time.perf_counter()
     watched = 0.0
@@ -77,13 +89,15 @@ def answer(
         finally:
             watched += time.perf_counter() - before
 
-    router = Router(engine.tokenizer)
+    opened = opens_in_reasoning(engine.tokenizer, prompt_ids)
+    router = Router(engine.tokenizer, engine.chat.markup, offer.tools, reasoning=opened)
     filtered = OfferFilter(offer.names)
     for delta in engine.generate(prompt_ids, params, timed if observe else None):
         now = time.perf_counter() - started - watched
         first = first or (now if delta.tokens or delta.finish_reason else 0.0)
-        for begin in range(0, len(delta.tokens), PIECE_TOKENS):
-            yield from filtered.passed(router.feed(list(delta.tokens[begin : begin + PIECE_TOKENS])))
+        for piece in pieces(delta):
+            yield piece
+            yield from filtered.passed(router.feed(list(piece.tokens)))
         if delta.finish_reason is None:
             continue
         assert delta.usage is not None, "the last delta carries usage"
@@ -91,6 +105,14 @@ def answer(
         if delta.finish_reason == "stop":
             yield from filtered.closing()
         called = filtered.calls and delta.finish_reason == "stop"
-        yield Finish("tool_calls" if called else delta.finish_reason, delta.usage, now, first)
+        yield Finish("tool_calls" if called else delta.finish_reason, delta.usage, now, first, router.reasoning_tokens)
         return
     raise AssertionError("the engine ended an answer without a finish reason")
+
+
+def pieces(delta: Delta) -> Iterator[Committed]:
+    """A delta's tokens, PIECE_TOKENS at a time."""
+    for begin in range(0, len(delta.tokens), PIECE_TOKENS):
+        end = begin + PIECE_TOKENS
+        logprobs = None if delta.logprobs is None else delta.logprobs[begin:end]
+        yield Committed(delta.tokens[begin:end], logprobs)

@@ -1,6 +1,6 @@
-"""One answer as OpenAI's chat completion chunks, and the whole completion as their fold.
+"""Answers as OpenAI's chat completion chunks, and the whole completion as their fold.
 
-Both kinds of response come from one generator, so they cannot differ.
+Both kinds of response come from one place, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fourleaf.engine.request import GenerateParams
-from fourleaf.serve.answer import Finish
+from fourleaf.serve.answer import Committed, Finish, Item
+from fourleaf.serve.logprobs import chat_entries
 from fourleaf.text.router import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from fourleaf.text.tokenizer import Tokenizer
 
 Chunk = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What all chunks of one answer share."""
+    """What all chunks of one response share."""
 
     model: str
     fingerprint: str
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return self._head("chat.completion.chunk") | {"choices": [choice]}
+    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, *, index: int = 0) -> Chunk:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self.head("chat.completion.chunk") | {"choices": [choice]}
 
-    def role_chunk(self) -> Chunk:
+    def role_chunk(self, index: int = 0) -> Chunk:
         """The first chunk; it needs nothing of the answer, and so it can be sent at once."""
-        return self.chunk({"role": "assistant", "content": ""})
+        return self.chunk({"role": "assistant", "content": ""}, index=index)
 
     def usage_chunk(self, usage: dict[str, Any]) -> Chunk:
-        return self._head("chat.completion.chunk") | {"choices": [], "usage": usage}
+        return self.head("chat.completion.chunk") | {"choices": [], "usage": usage}
 
-    def completion(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
-        return self._head("chat.completion") | {"choices": [choice], "usage": usage}
-
-    def _head(self, kind: str) -> dict[str, Any]:
+    def head(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -51,17 +49,33 @@ class Stamp:
         }
 
 
-def chunks(stamp: Stamp, items: Iterable[Event | Finish], params: GenerateParams) -> Iterator[Chunk]:
-    """Everything behind the role chunk: the answer's deltas, the finish reason, the usage."""
-    for item in items:
-        if isinstance(item, Finish):
-            yield stamp.chunk({}, item.reason)
-            yield stamp.usage_chunk(usage(item, params))
-        elif (delta := _delta(item)) is not None:
-            yield stamp.chunk(delta)
+class Choice:
+    """One answer's items as chunks, behind its role chunk."""
+
+    def __init__(self, stamp: Stamp, index: int, tokenizer: Tokenizer) -> None:
+        self._stamp, self._index, self._tokenizer = stamp, index, tokenizer
+        self._logprobs: list[dict[str, Any]] = []  # of tokens that no chunk has carried yet
+
+    def chunks(self, item: Item) -> Iterator[Chunk]:
+        """What an item gives rise to; a Finish ends the choice, and usage is for the response to say."""
+        match item:
+            case Committed(tokens, logprobs):
+                if logprobs is not None:
+                    self._logprobs += chat_entries(self._tokenizer, tokens, logprobs)
+            case Finish():
+                yield self._with_logprobs(self._stamp.chunk({}, item.reason, index=self._index))
+            case _:
+                if (delta := delta_of(item)) is not None:
+                    yield self._with_logprobs(self._stamp.chunk(delta, index=self._index))
+
+    def _with_logprobs(self, chunk: Chunk) -> Chunk:
+        if self._logprobs:
+            chunk["choices"][0]["logprobs"] = {"content": self._logprobs, "refusal": None}
+            self._logprobs = []
+        return chunk
 
 
-def _delta(event: Event) -> dict[str, Any] | None:
+def delta_of(event: Event) -> dict[str, Any] | None:
     """An event as the `delta` of a chunk; None where the wire has no word for it."""
     match event:
         case ContentDelta():
@@ -82,53 +96,37 @@ def _delta(event: Event) -> dict[str, Any] | None:
             return None
 
 
-def usage(finish: Finish, params: GenerateParams) -> dict[str, Any]:
-    """OpenAI's three counts, and under `fourleaf` how the answer was decoded."""
-    counts = finish.usage
-    how: dict[str, Any] = {"mode": params.mode}
-    if params.mode == "diffuse":
-        how["threshold"] = params.threshold
-    if params.temperature > 0:
-        how["seed"] = params.seed
-    return {
-        "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.completion_tokens,
-        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
-        "fourleaf": how
-        | {
-            "forwards": counts.forwards,
-            "passes": counts.passes,
-            "rows": counts.rows,
-            "tpf": round(counts.tpf, 3),
-            "seconds": round(finish.seconds, 4),
-            "first_seconds": round(finish.first_seconds, 4),
-            "tokens_per_second": round(finish.tokens_per_second, 1),
-        },
-    }
-
-
-def fold(stamp: Stamp, parts: Iterable[Chunk]) -> dict[str, Any]:
-    """The completion that the chunks of one answer add up to."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls: list[dict[str, Any]] = []
-    finish_reason: str | None = None
-    total: dict[str, Any] = {}
+def fold(stamp: Stamp, parts: Iterable[Chunk], usage: dict[str, Any]) -> dict[str, Any]:
+    """The completion that the chunks of its choices add up to."""
+    choices: dict[int, dict[str, Any]] = {}
     for part in parts:
-        total = part.get("usage") or total
-        for choice in part["choices"]:
-            finish_reason = choice["finish_reason"] or finish_reason
-            delta = choice["delta"]
-            for key in ("content", "reasoning_content"):
-                if delta.get(key):
-                    message[key] = message.get(key, "") + delta[key]
-            for call in delta.get("tool_calls", ()):
-                if call["index"] == len(calls):
-                    calls.append({key: call[key] for key in ("id", "type")} | {"function": dict(call["function"])})
-                else:
-                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-    if calls:
-        message["content"] = message["content"] or None
-        message["tool_calls"] = calls
-    message["refusal"] = None
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
-    return stamp.completion(choice, total)
+        for piece in part["choices"]:
+            index = piece["index"]
+            message = {"role": "assistant", "content": ""}
+            choice = choices.setdefault(
+                index, {"index": index, "message": message, "logprobs": None, "finish_reason": None}
+            )
+            choice["finish_reason"] = piece["finish_reason"] or choice["finish_reason"]
+            if piece["logprobs"] is not None:
+                choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
+                choice["logprobs"]["content"] += piece["logprobs"]["content"]
+            _add(choice["message"], piece["delta"])
+    for choice in choices.values():
+        message = choice["message"]
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
+        message["refusal"] = None
+    ordered = [choices[index] for index in sorted(choices)]
+    return stamp.head("chat.completion") | {"choices": ordered, "usage": usage}
+
+
+def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for key in ("content", "reasoning_content"):
+        if delta.get(key):
+            message[key] = message.get(key, "") + delta[key]
+    for call in delta.get("tool_calls", ()):
+        calls = message.setdefault("tool_calls", [])
+        if call["index"] == len(calls):
+            calls.append({key: call[key] for key in ("id", "type")} | {"function": dict(call["function"])})
+        else:
+            calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]

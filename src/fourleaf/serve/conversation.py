@@ -9,10 +9,10 @@ from typing import Any
 
 from fourleaf.engine.request import Decoder, Frame, GenerateParams
 from fourleaf.errors import ContextLengthError
-from fourleaf.serve.answer import Finish, answer, fit
-from fourleaf.serve.chunks import usage
+from fourleaf.serve.answer import Committed, Finish, Item, answer, fit
 from fourleaf.serve.tools import offer
-from fourleaf.text.router import Event, Message, fold
+from fourleaf.serve.usage import usage
+from fourleaf.text.router import Message, fold
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Conversation:
                     raise
                 kept.pop(0)
         params = replace(self._params, max_tokens=limit)
-        items: list[Event | Finish] = list(answer(self._engine, ids, params, self._offer, observe))
+        items: list[Item] = list(answer(self._engine, ids, params, self._offer, observe))
         finish = items.pop()
         assert isinstance(finish, Finish)
-        whole = Answer(fold(item for item in items if not isinstance(item, Finish)), finish, params)
+        whole = Answer(fold(item for item in items if not isinstance(item, (Committed, Finish))), finish, params)
         self._turns = [*kept, [said, *self._answered(whole.message)]]
         return whole
 

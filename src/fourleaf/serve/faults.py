@@ -1,4 +1,8 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}` and the fitting status."""
+"""Errors in the shapes that clients expect, with the fitting status.
+
+OpenAI's: `{"error": {"message", "type", "param", "code"}}`. Anthropic's, under /v1/messages:
+`{"type": "error", "error": {"type", "message"}}`.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,19 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from fourleaf.errors import ModelNotFoundError, RequestError
-from fourleaf.serve.worker import BusyError
+from fourleaf.serve.models import NotReadyError
+from fourleaf.serve.server import BodyTooLargeError
+from fourleaf.serve.worker import BusyError, RequestTimeoutError
 from fourleaf.text.tokenizer import replace_surrogates
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
+ANTHROPIC_PATH = "/v1/messages"
 
 
 class KeyRefusedError(RequestError):
     """The request lacks the server's API key."""
-
-
-class BodyTooLargeError(RequestError):
-    """The request's body exceeds the limit."""
 
 
 # The first class that fits gives status and type.
@@ -31,9 +34,21 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (KeyRefusedError, 401, "invalid_request_error"),
     (ModelNotFoundError, 404, "invalid_request_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
+    (NotReadyError, 503, "service_unavailable_error"),
     (RequestError, 400, "invalid_request_error"),
     (BusyError, 429, "rate_limit_error"),
+    (RequestTimeoutError, 504, "timeout_error"),
 )
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -47,16 +62,28 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     )
 
 
+def anthropic_error(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The same in Anthropic's shape."""
+    status, body = error_body(error)
+    return status, _anthropic(status, body["error"]["message"])
+
+
+def _anthropic(status: int, message: str) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
 def _body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     # A message may quote the request, which may hold lone surrogates; a response is UTF-8.
     message, param = replace_surrogates(message), param and replace_surrogates(param)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """The response for an error, with the headers that its status wants."""
-    status, body = error_body(error)
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(RETRY_AFTER_SECONDS)}}.get(status)
+def error_response(error: Exception, path: str = "") -> JSONResponse:
+    """The response for an error on a path, with the headers that its status wants."""
+    status, body = anthropic_error(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
+    retry = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: retry, 503: retry}.get(status)
     return JSONResponse(body, status, headers)
 
 
@@ -64,18 +91,21 @@ def install(app: FastAPI) -> None:
     """Gives every error of the app this shape, those of the framework included."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def framework(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        status = error.status_code
         message = {
             404: f"There is no {request.method} {request.url.path} here.",
             405: f"{request.url.path} does not take {request.method}.",
-        }.get(error.status_code, error.detail)
-        code = "unknown_url" if error.status_code == 404 else None
-        return JSONResponse(_body(message, "invalid_request_error", code=code), error.status_code, error.headers)
+        }.get(status, error.detail)
+        code = "unknown_url" if status == 404 else None
+        body = _body(message, "invalid_request_error", code=code)
+        if request.url.path.startswith(ANTHROPIC_PATH):
+            body = _anthropic(status, message)
+        return JSONResponse(body, status, error.headers)
 
-    app.add_exception_handler(RequestError, ours)
-    app.add_exception_handler(BusyError, ours)
+    for kind in (RequestError, BusyError, RequestTimeoutError, Exception):
+        app.add_exception_handler(kind, ours)
     app.add_exception_handler(HTTPException, framework)
-    app.add_exception_handler(Exception, ours)

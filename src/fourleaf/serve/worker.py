@@ -1,4 +1,7 @@
-"""The thread in which the engine runs: one job at a time, the others waiting in line, the event loop never blocked."""
+"""The threads in which the engine is driven: as many jobs at a time as it decodes, the others waiting in line.
+
+The event loop is never blocked: a job's items come to it through a queue.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import closing
 from typing import Generic, TypeVar
 
 from fourleaf.errors import FourleafError
@@ -18,6 +23,10 @@ Item = TypeVar("Item")
 
 class BusyError(FourleafError):
     """The line of waiting requests is full."""
+
+
+class RequestTimeoutError(FourleafError):
+    """A request took longer than the server allows."""
 
 
 class _Cancelled(Exception):
@@ -32,13 +41,18 @@ class _End:
 
 
 class Job(Generic[Item]):
-    """One piece of work: iterate it in the event loop that submitted it, and cancel it when nobody listens any more."""
+    """One piece of work: iterate it in the event loop that submitted it, and cancel it when nobody listens any more.
 
-    def __init__(self, work: Callable[[Callable[[], None]], Iterator[Item]]) -> None:
+    timeout: seconds until it is given up, waiting in line included.
+    """
+
+    def __init__(self, work: Callable[[Job[Item]], Generator[Item]], timeout: float | None = None) -> None:
         self._work = work
         self._cancelled = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Item | _End] = asyncio.Queue()
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
 
     def cancel(self) -> None:
         """Ends the work at its next check. Without effect on a finished job."""
@@ -50,9 +64,14 @@ class Job(Generic[Item]):
             raise _Cancelled
 
     async def items(self) -> AsyncIterator[Item]:
-        """The work's items as they come; raises what the work raised."""
+        """The work's items as they come; raises what the work raised, RequestTimeoutError where it took too long."""
         while True:
-            item = await self._items.get()
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            try:
+                item = await asyncio.wait_for(self._items.get(), left)
+            except TimeoutError:
+                self.cancel()
+                raise RequestTimeoutError(f"The request took longer than the allowed {self._timeout:g} s.") from None
             if not isinstance(item, _End):
                 yield item
                 continue
@@ -61,18 +80,23 @@ class Job(Generic[Item]):
             return
 
     def run(self) -> None:
-        """In the engine's thread."""
+        """In a thread of the worker."""
         fault: BaseException | None = None
         try:
             self.check()
-            for item in self._work(self.check):
-                self._put(item)
-                self.check()
+            with closing(self._work(self)) as items:
+                for item in items:
+                    self.put(item)
+                    self.check()
         except _Cancelled:
             log.debug("request cancelled by its client")
         except BaseException as error:  # the thread must live on, and the client must hear of it
             fault = error
         self._put(_End(fault))
+
+    def put(self, item: Item) -> None:
+        """Hands over an item before the work yields its next one."""
+        self._put(item)
 
     def _put(self, item: Item | _End) -> None:
         try:
@@ -82,52 +106,78 @@ class Job(Generic[Item]):
 
 
 class Worker:
-    """Runs jobs one after the other in its own thread."""
+    """Runs jobs in `concurrent` threads, first come, first served."""
 
-    def __init__(self, max_waiting: int = 64) -> None:
+    def __init__(self, max_waiting: int = 64, concurrent: int = 1) -> None:
         self._waiting: queue.Queue[Job | None] = queue.Queue(max_waiting)
-        self._current: Job | None = None
+        self._running: set[Job] = set()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="fourleaf-engine", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"fourleaf-engine-{number}", daemon=True)
+            for number in range(concurrent)
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, work: Callable[[Callable[[], None]], Iterator[Item]]) -> Job[Item]:
-        """Puts work in line. `work` gets a function to call between forwards, which raises once the job is cancelled.
+    @property
+    def num_waiting(self) -> int:
+        return self._waiting.qsize()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def submit(self, work: Callable[[Job[Item]], Generator[Item]], timeout: float | None = None) -> Job[Item]:
+        """Puts work in line. `work` gets its job, whose `check` it calls between forwards.
 
         Raises BusyError where the line is full.
         """
-        job = Job(work)
+        job = Job(work, timeout)
         try:
             self._waiting.put_nowait(job)
         except queue.Full:
             raise BusyError(f"{self._waiting.maxsize} requests are waiting already. Try again shortly.") from None
         return job
 
+    def drain(self, seconds: float) -> None:
+        """Waits until nothing waits or runs, at most so long. Blocks."""
+        deadline = time.monotonic() + seconds
+        while (self.num_waiting or self.num_running) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def stop(self) -> None:
-        """Cancels what runs and what waits, and waits for the thread."""
+        """Cancels what runs and what waits, and waits for the threads."""
         self._stopping = True
-        running = self._current
-        if running is not None:
-            running.cancel()
-        while True:
+        for job in list(self._running):
+            job.cancel()
+        stops = 0
+        while stops < len(self._threads):
             try:
                 self._waiting.put_nowait(None)
-                break
+                stops += 1
             except queue.Full:
-                self._waiting.get_nowait()
-        if self.alive:
-            self._thread.join(timeout=10)
+                dropped = self._waiting.get_nowait()
+                if dropped is None:
+                    stops -= 1
+                else:
+                    dropped.cancel()
+                    dropped.run()  # so that whoever iterates it hears of its end
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=10)
 
     def _run(self) -> None:
         while (job := self._waiting.get()) is not None:
             if self._stopping:
                 job.cancel()
-            self._current = job
-            job.run()
-            self._current = None
+            self._running.add(job)
+            try:
+                job.run()
+            finally:
+                self._running.discard(job)

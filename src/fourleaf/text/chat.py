@@ -19,7 +19,7 @@ import jinja2.sandbox
 from fourleaf.errors import CheckpointError, RequestError
 from fourleaf.text.calls import markup_of
 from fourleaf.text.messages import clean_messages, clean_tools
-from fourleaf.text.tokenizer import Tokenizer, spellings
+from fourleaf.text.tokenizer import THINK, Tokenizer, spellings
 
 _FIRST_MARK, _MOST_MARKS = 0xDC00, 0x400  # the low surrogates: U+DC00 + i stands for the i-th control token
 _MARK = re.compile("([\udc00-\udfff])")
@@ -44,6 +44,7 @@ class ChatTemplate:
         """Raises CheckpointError when `source` is no Jinja template or builds a control token from pieces."""
         self._tokenizer = tokenizer
         self.markup = markup_of(source)
+        self.thinks = THINK in source
         if len(tokenizer.controls) > _MOST_MARKS:
             raise CheckpointError(
                 f"The tokenizer has {len(tokenizer.controls)} control tokens, more than {_MOST_MARKS}."

@@ -109,12 +109,25 @@ class Router:
         self._held: list[int] = []  # the tokens of an open call, behind its tag
         self._before_call = ""  # the newlines before it, which come back where it is none
         self._calls = 0
+        self.reasoning_tokens = 0  # tokens inside thoughts, their tags among them
         self._events: list[Event] = []
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """What these tokens settle."""
         for token_id in ids:
+            was_reasoning = self._state is _State.REASONING
             self._step(token_id)
+            self.reasoning_tokens += was_reasoning or self._state is _State.REASONING
+        self._send_text()
+        return self._take()
+
+    def gap(self, text: str) -> list[Event]:
+        """For a view of an unfinished answer: text in place of tokens that are not known. Inside a call it is held back
+        with the call."""
+        if self._state is _State.CALL:
+            self._held += self._tokenizer.encode(text)
+            return []
+        self._add_text(self._characters.decode(b"", final=True) + text)
         self._send_text()
         return self._take()
 

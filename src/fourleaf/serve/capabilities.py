@@ -1,0 +1,130 @@
+"""What the engine behind the server can do: the one table that decides which request fields are honoured.
+
+A field of `GenerateParams` that is not in the table is accepted at its default and otherwise refused by the name that
+the client wrote. An engine that can do more has an `abilities` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from fourleaf.engine.request import MODES, POLICIES, Decoder, GenerateParams
+from fourleaf.errors import RequestError
+from fourleaf.serve.body import shown
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """fields: of GenerateParams. constraints: kinds. concurrent: requests decoded at a time. scores: whether the
+    log-probabilities of a prompt's own tokens can be had."""
+
+    fields: frozenset[str]
+    modes: tuple[str, ...] = MODES
+    policies: tuple[str, ...] = POLICIES
+    constraints: tuple[str, ...] = ()
+    concurrent: int = 1
+    scores: bool = False
+
+
+ALL_FIELDS = frozenset(one.name for one in fields(GenerateParams))
+
+# The engine that decodes one request at a time. To enable what it learns, add the field's name here.
+ABILITIES = Abilities(
+    fields=frozenset({"mode", "threshold", "temperature", "max_tokens", "seed"}),
+    modes=("ar", "diffuse"),
+    policies=("threshold",),
+)
+
+# With these, an answer's speed and its tokens are decided by what the fields are not: their defaults ask for nothing.
+_DEFAULTS = {one.name: one.default for one in fields(GenerateParams)}
+
+
+def abilities(engine: Decoder) -> Abilities:
+    """An engine's abilities; a model that cannot denoise has mode `ar` alone."""
+    known: Abilities = getattr(engine, "abilities", ABILITIES)
+    config = getattr(getattr(engine, "model", None), "config", None)
+    if config is not None and not config.is_block_diffusion:
+        return replace(known, modes=("ar",), policies=())
+    return known
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A value that a request gives for a field of GenerateParams, and what the client called it."""
+
+    value: Any
+    param: str
+
+
+@dataclass
+class Wishes:
+    """What one request asks of the decoding, before it is held against what the engine can do."""
+
+    by_field: dict[str, Wish] = field(default_factory=dict)
+
+    def add(self, name: str, value: Any, param: str | None = None) -> None:
+        """Notes a wish; None is none."""
+        assert name in ALL_FIELDS
+        if value is not None:
+            self.by_field[name] = Wish(value, param or name)
+
+    def params(self, able: Abilities) -> GenerateParams:
+        """The parameters, if the engine can honour them.
+
+        Raises RequestError naming the client's field for what the engine cannot do or GenerateParams does not take.
+        """
+        kept: dict[str, Any] = {}
+        for name, wish in self.by_field.items():
+            if name in able.fields:
+                kept[name] = wish.value
+            elif wish.value != _DEFAULTS[name]:
+                raise RequestError(
+                    f"{wish.param} is not supported here: leave it out or set it to what asks for nothing, "
+                    f"not {shown(wish.value)}. GET /v1/capabilities says what is.",
+                    param=wish.param,
+                    code="unsupported_value",
+                )
+        self._check_choices(able)
+        if able.modes and GenerateParams.mode not in able.modes:
+            kept.setdefault("mode", able.modes[0])
+        try:
+            return GenerateParams(**kept)
+        except RequestError as error:
+            wish = self.by_field.get(error.param or "")
+            if wish is None or wish.param == error.param:
+                raise
+            message = error.message.replace(f"{error.param} ", f"{wish.param} ", 1)
+            raise RequestError(message, param=wish.param, code=error.code) from None
+
+    def _check_choices(self, able: Abilities) -> None:
+        for name, here, known in (("mode", able.modes, MODES), ("policy", able.policies, POLICIES)):
+            wish = self.by_field.get(name)
+            if wish is None or wish.value in here or wish.value not in known:  # GenerateParams refuses the unknown
+                continue
+            raise RequestError(
+                f"{wish.param} {wish.value!r} is not available here; {', '.join(here) or 'no policy'} is.",
+                param=wish.param,
+                code="unsupported_value",
+            )
+
+
+def document(engine: Decoder, fixed_tools: bool) -> Mapping[str, Any]:
+    """For `GET /v1/capabilities`: what this model and engine honour."""
+    able = abilities(engine)
+    return {
+        "id": engine.name,
+        "object": "capabilities",
+        "max_context": engine.max_context,
+        "modes": list(able.modes),
+        "policies": list(able.policies),
+        "fields": sorted(able.fields),
+        "constraints": list(able.constraints),
+        "prompt_logprobs": able.scores,
+        "concurrent_requests": able.concurrent,
+        "tools": "fixed" if fixed_tools else "any",
+        "tool_markup": engine.chat.markup.syntax,
+        "reasoning": engine.chat.thinks,
+        "infill": False,
+    }
