@@ -6,6 +6,7 @@
     │   └── ContextLengthError    prompt and answer do not fit the model's context
     ├── CheckpointError           a checkpoint that is missing, truncated or mis-shaped
     ├── ConfigError               a model or training setting outside its limits
+    ├── NumericError              logits that are no numbers, as damaged weights give
     └── LabelError                a task example whose answer breaks the labelling rules
 
 Our own faults are assertions, never one of these.
@@ -40,6 +41,10 @@ class CheckpointError(FourleafError):
 
 class ConfigError(FourleafError):
     """A model or training setting outside its limits."""
+
+
+class NumericError(FourleafError):
+    """Logits that are no numbers, as damaged weights give. It ends the request that met them, and no other."""
 
 
 class LabelError(FourleafError):

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourleaf.diffusion.policy import Canvas, Noise, choose, greedy, threshold
+from fourleaf.diffusion.policy import Canvas, Noise, reveal
+from fourleaf.diffusion.sampling import Sampling, adjust, choose, greedy
 from fourleaf.engine.request import Delta, FinishReason, Frame, GenerateParams, Usage
 from fourleaf.errors import RequestError
 from fourleaf.model.state import State
@@ -55,6 +56,7 @@ class Request:
                 )
         self.pending = list(self.prompt)
         self.noise = Noise(self.params.seed, self.params.choice)
+        self.sampling = Sampling.of(self.params)
 
     @property
     def num_known(self) -> int:
@@ -147,7 +149,8 @@ class Decoding:
         if params.temperature == 0:
             tokens = greedy(logits, self.mask_id)
         else:
-            tokens, _ = choose(logits, self.mask_id, params.temperature, [request.num_known], 0, request.noise)
+            adjusted = adjust(logits, request.sampling, self.mask_id)
+            tokens, _ = choose(adjusted, request.sampling, [request.num_known], 0, request.noise)
         request.pending = tokens
         request.num_committed += 1
         is_end = tokens[0] == self.end_id
@@ -161,9 +164,9 @@ class Decoding:
         assert canvas is not None
         masked = np.flatnonzero(canvas.masked)
         positions = (masked + canvas.start).tolist()
-        tokens, sure = choose(logits, self.mask_id, params.temperature, positions, canvas.num_passes, request.noise)
-        canvas.reveal(*threshold(masked.tolist(), tokens, sure, self.end_id, params.threshold))
-        canvas.num_passes += 1
+        adjusted = adjust(logits, request.sampling, self.mask_id)
+        tokens, sure = choose(adjusted, request.sampling, positions, canvas.num_passes, request.noise)
+        canvas.apply(reveal(params, canvas, masked.tolist(), tokens, sure, None, self.end_id))
         request.passes += 1
         if request.observe is not None:
             request.observe(
