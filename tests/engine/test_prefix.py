@@ -306,8 +306,9 @@ def test_eviction_ahead_leaves_a_growing_sequence_a_run_of_pages():
     tree.check({0: sequence})
 
 
-def test_a_model_without_states_hits_as_deep_as_its_pages():
-    tree = Cache(Pages(8), None)
+@pytest.mark.parametrize("snapshots", [None, Snapshots(100, 0)])
+def test_a_model_without_states_hits_as_deep_as_its_pages(snapshots):
+    tree = Cache(Pages(8), snapshots)
     Run(tree, _text("abc")).settle().end()
     match = tree.match(_text("abx"))
     assert (match.num_hit, match.num_attention_hit, match.fork, match.snapshot) == (64, 64, None, None)

@@ -167,11 +167,11 @@ class Snapshots:
     """
 
     def __init__(self, budget_bytes: int, bytes_each: int, freed: Callable[[int], None] | None = None) -> None:
-        """`bytes_each`: one snapshot of all states, at least 1."""
-        assert bytes_each >= 1
+        """bytes_each: one snapshot of all states; 0 for a model without states, which gets none."""
+        assert bytes_each >= 0
         assert budget_bytes >= 0
         self.bytes_each = bytes_each
-        self.capacity = budget_bytes // bytes_each
+        self.capacity = budget_bytes // bytes_each if bytes_each else 0
         self.num_evictions = 0
         """Snapshots that went to make room for others."""
         self._freed = freed

@@ -108,16 +108,16 @@ class Counters:
 
 
 class PrefixTree:
-    """The cache. `snapshots` is None for a model without recurrent states: then every page's end can be gone on from.
+    """The cache. For a model without recurrent states, whose snapshots have 0 bytes, every page's end can be gone on from.
 
     Whoever holds a node's page holds those of all nodes above it. So an idle page has idle pages alone below it, and
     `pages.num_free + pages.num_idle` is what `take` can give.
     """
 
-    def __init__(self, pages: Pages, snapshots: Snapshots | None, evict_ahead: int = 8) -> None:
-        """evict_ahead: pages that go together when any must, so that a growing sequence finds several in a row."""
+    def __init__(self, pages: Pages, snapshots: Snapshots | None = None, evict_ahead: int = 8) -> None:
+        """snapshots: None for a model without states. evict_ahead: pages that go together when any must, so that a growing sequence finds several in a row."""
         self.pages = pages
-        self.snapshots = snapshots
+        self.snapshots = Snapshots(0, 0) if snapshots is None else snapshots
         self.counters = Counters()
         self.root = Node((), -1, 0, None)
         self.num_nodes = 0
@@ -140,14 +140,13 @@ class PrefixTree:
         hit = path[: node.end // PAGE_SIZE]
         for above in hit:
             self.pages.share(above.page)
-        snapshot = node.snapshot if self.snapshots is not None and node is not self.root else None
-        if snapshot is not None and self.snapshots is not None:
-            self.snapshots.share(snapshot)
+        if node.snapshot is not None:
+            self.snapshots.share(node.snapshot)
         return Match(
             pages=tuple(above.page for above in hit),
             num_hit=node.end,
             num_attention_hit=deepest.end,
-            snapshot=snapshot,
+            snapshot=node.snapshot,
             fork=deepest.end if deepest.end > node.end else None,
             node=node,
         )
@@ -156,7 +155,7 @@ class PrefixTree:
         """Gives back everything that an unused match holds."""
         for page in match.pages:
             self.pages.release(page)
-        if match.snapshot is not None and self.snapshots is not None:
+        if match.snapshot is not None:
             self.snapshots.release(match.snapshot)
 
     def record(self, match: Match) -> None:
@@ -215,12 +214,11 @@ class PrefixTree:
 
     def has_state(self, node: Node) -> bool:
         """Whether a request can go on from the end of `node`."""
-        return node is self.root or self.snapshots is None or node.snapshot in self.snapshots
+        return node is self.root or not self.snapshots.bytes_each or node.snapshot in self.snapshots
 
     def attach(self, node: Node, handle: int) -> bool:
         """Puts a snapshot, stored in full, on the node at whose end it was taken. The caller's hold passes to the tree;
         where the node has a state already, the newcomer goes and the answer is False."""
-        assert self.snapshots is not None
         assert node is not self.root
         assert self.pages.is_kept(node.page), "a snapshot may not outlive its page"
         is_wanted = not self.has_state(node)
@@ -278,9 +276,8 @@ class PrefixTree:
         self.pages.check(owned.values(), (node.page for node in nodes))
         current = [entry[-1] for entry in self._leaves if self._is_current(entry)]
         assert set(current) == {node for node in nodes if not node.children}, "a leaf cannot be found for eviction"
-        if self.snapshots is not None:
-            handles = (node.snapshot for node in nodes)
-            self.snapshots.check(pinned, (h for h in handles if h is not None and h in self.snapshots))
+        handles = (node.snapshot for node in nodes)
+        self.snapshots.check(pinned, (h for h in handles if h is not None and h in self.snapshots))
 
     def _path(self, tokens: Sequence[int], max_pages: int) -> list[Node]:
         """Nodes from the root down that equal `tokens`, compared token by token (the key of a child is its tokens)."""
@@ -311,8 +308,7 @@ class PrefixTree:
         return node.parent is not None and not node.children and node.used == used
 
     def _is_held(self, node: Node) -> bool:
-        is_pinned = self.snapshots is not None and self.snapshots.holds(node.snapshot) > 0
-        return is_pinned or self.pages.holds(node.page) > 0
+        return self.pages.holds(node.page) > 0 or self.snapshots.holds(node.snapshot) > 0
 
     def _remove(self, leaf: Node) -> None:
         above = leaf.parent
@@ -322,7 +318,7 @@ class PrefixTree:
         leaf.parent = None
         self.num_nodes -= 1
         self.counters.num_evicted_pages += 1
-        if self.snapshots is not None and leaf.snapshot is not None and leaf.snapshot in self.snapshots:
+        if leaf.snapshot is not None and leaf.snapshot in self.snapshots:
             self.snapshots.drop(leaf.snapshot)
         self.pages.drop(leaf.page)
         above.used = max(above.used, leaf.used)
