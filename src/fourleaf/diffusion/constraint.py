@@ -105,9 +105,11 @@ def walk(
     row, is_done = front, False
     while row < stop and not is_done:
         room = None if left is None else left - (row - front)
-        free = free or ([] if canvas.pinned[row] else matcher.forced())
+        if not canvas.pinned[row]:
+            free = free or matcher.forced()
         if canvas.pinned[row]:
             found: Choice | None = (int(canvas.tokens[row]), 1.0)
+            free = []  # it may divide a forced text otherwise than `forced` did
         elif free:
             found = (free.pop(0), 1.0)
         else:
