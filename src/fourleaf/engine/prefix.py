@@ -108,14 +108,15 @@ class Counters:
 
 
 class PrefixTree:
-    """The cache. For a model without recurrent states, whose snapshots have 0 bytes, every page's end can be gone on from.
+    """The cache. For a model without recurrent states, whose snapshots have 0 bytes, a hit may end with any page.
 
     Whoever holds a node's page holds those of all nodes above it. So an idle page has idle pages alone below it, and
     `pages.num_free + pages.num_idle` is what `take` can give.
     """
 
     def __init__(self, pages: Pages, snapshots: Snapshots | None = None, evict_ahead: int = 8) -> None:
-        """snapshots: None for a model without states. evict_ahead: pages that go together when any must, so that a growing sequence finds several in a row."""
+        """snapshots: None for a model without states. evict_ahead: pages that go together when any must, so that a
+        growing sequence finds several in a row."""
         self.pages = pages
         self.snapshots = Snapshots(0, 0) if snapshots is None else snapshots
         self.counters = Counters()
