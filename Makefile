@@ -65,12 +65,12 @@ $(BIN)/python:
 
 $(VENV)/.installed-run: $(NEEDS) | $(BIN)/python
 	@echo "Installing what serving needs into $(VENV) (first time: some minutes) ..."
-	$(INSTALL) -e '.[serve]'
+	$(INSTALL) -e '.[serve,grammar]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(NEEDS) | $(BIN)/python
 	@echo "Installing what measuring needs into $(VENV) (first time: some minutes) ..."
-	$(INSTALL) -e '.[serve,bench]'
+	$(INSTALL) -e '.[serve,grammar,bench]'
 	@touch $(VENV)/.installed-run $@
 
 $(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
