@@ -17,6 +17,7 @@ from fourleaf.serve import capabilities
 from fourleaf.serve.body import read_document, refuse, shown
 from fourleaf.serve.chat import chat_completions
 from fourleaf.serve.faults import KeyRefusedError, install
+from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
 from fourleaf.serve.requestlog import RequestLog
 from fourleaf.serve.server import Server
@@ -25,6 +26,8 @@ from fourleaf.serve.settings import Settings
 # Path -> endpoint; each takes the server and the request.
 ENDPOINTS = {
     "/chat/completions": chat_completions,
+    "/messages": messages,
+    "/messages/count_tokens": count_tokens,
 }
 
 
