@@ -163,6 +163,14 @@ def raw(oracle, name, **changes) -> dict:
     return json.loads((oracle(name).folder / "config.json").read_text()) | changes
 
 
+@pytest.mark.parametrize("kind", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
+def test_a_model_whose_clean_path_is_block_causal_is_refused_with_the_reason(kind, oracle):
+    """Its tensors are those of the AR family, name for name: taken for one, it would load and answer nonsense."""
+    config = raw(oracle, kind.removeprefix("a2d-"), model_type=kind, architectures=["A2DLMHeadModel"])
+    with pytest.raises(ConfigError, match=rf"'{kind}'.*see themselves both ways.*token by token.*AR checkpoint"):
+        read_config(config)
+
+
 def test_an_unknown_architecture_lists_the_known_ones(oracle):
     with pytest.raises(ConfigError, match=r"'mamba' \(MambaForCausalLM\).*Known: .*llama.*qwen3_5_moe_text") as caught:
         read_config({"model_type": "mamba", "architectures": ["MambaForCausalLM"]})

@@ -19,6 +19,8 @@ Raw = dict[str, Any]
 
 _SPLIT, _GROUPED = Layout(), Layout(experts="each", projections="grouped")
 OWN, CLOVER = "clover", "clover_moe"
+# Models that were trained with blocks which see themselves both ways when they are finished, too (docs/checkpoints.md).
+BLOCK_CAUSAL = "a2d-"
 # model_type of the multimodal wrapper -> that of the text model in its text_config.
 WRAPPERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
@@ -154,6 +156,11 @@ def read_config(raw: Raw) -> ModelConfig:
         kind = WRAPPERS[kind]
         # The wrapper's own word on tied embeddings is the one that `transformers` goes by.
         raw = inner | {k: raw[k] for k in ("tie_word_embeddings",) if k in raw}
+    if str(kind).startswith(BLOCK_CAUSAL):
+        raise ConfigError(
+            f"model_type is {kind!r}: a model whose finished blocks see themselves both ways. Finished text is read token "
+            "by token here, so its weights would give other logits. The AR checkpoint that it was made from loads"
+        )
     if kind not in FAMILIES:
         known = ", ".join(sorted([*FAMILIES, *WRAPPERS, OWN]))
         named = f" ({', '.join(raw['architectures'])})" if raw.get("architectures") else ""
