@@ -158,8 +158,8 @@ def read_config(raw: Raw) -> ModelConfig:
         raw = inner | {k: raw[k] for k in ("tie_word_embeddings",) if k in raw}
     if str(kind).startswith(BLOCK_CAUSAL):
         raise ConfigError(
-            f"model_type is {kind!r}: a model whose finished blocks see themselves both ways. Finished text is read token "
-            "by token here, so its weights would give other logits. The AR checkpoint that it was made from loads"
+            f"model_type is {kind!r}: a model whose finished blocks see themselves both ways. Finished text is read "
+            "token by token here, so its weights would give other logits. The AR checkpoint that it was made from loads"
         )
     if kind not in FAMILIES:
         known = ", ".join(sorted([*FAMILIES, *WRAPPERS, OWN]))
