@@ -70,7 +70,7 @@ def test_fixed_reveals_so_many_rows_the_surest_first_and_the_left_one_of_equals(
         assert reveal(params, canvas_of(5), [5, 6, 7, 8, 9], sure)[0] == rows
 
 
-def test_fixed_spends_nothing_on_end_tokens_behind_the_answer():
+def test_kind_45_fixed_spends_nothing_on_end_tokens_behind_the_answer():
     tokens, sure = [5, 6, 7, END, END, END], [0.3, 0.5, 0.4, 0.99, 0.99, 0.99]
     params = dataclasses.replace(PARAMS["fixed"], tokens_per_pass=2)
     canvas = canvas_of(6)
@@ -184,7 +184,7 @@ def test_a_canvas_of_pins_alone_needs_no_pass():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_any_proposals_end_within_a_bound_and_keep_the_rules(name):
+def test_kind_50_any_proposals_end_within_a_bound_with_nothing_masked_and_keep_the_rules(name):
     """Random proposals: at least one row a pass, pins kept, an end token only behind revealed rows."""
     rng = np.random.default_rng(3)
     for _ in range(400):

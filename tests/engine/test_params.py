@@ -72,6 +72,17 @@ def test_stops_are_texts_that_are_not_empty_and_ids_that_are_not_negative():
         assert refused(stop_token_ids=ids).param == "stop_token_ids"
 
 
+def test_ids_that_a_model_lacks_are_refused_by_name():
+    GenerateParams(logit_bias=((9, 1.0),), stop_token_ids=(0, 9)).check_ids(10)
+    for name, params in (
+        ("logit_bias", GenerateParams(logit_bias=((3, 1.0), (10, 1.0)))),
+        ("stop_token_ids", GenerateParams(stop_token_ids=(3, 10))),
+    ):
+        with pytest.raises(RequestError, match="9, not 10") as caught:
+            params.check_ids(10)
+        assert caught.value.param == name
+
+
 def test_logprobs_are_off_or_say_how_many_alternatives():
     for value in (None, 0, 20):
         assert GenerateParams(logprobs=value).logprobs == value

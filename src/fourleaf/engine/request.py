@@ -152,6 +152,13 @@ class GenerateParams:
         self._check_lists()
         self._check_auto()
 
+    def check_ids(self, vocab_size: int) -> None:
+        """Raises RequestError for a token id in logit_bias or stop_token_ids that a model of so many tokens lacks."""
+        named = {"logit_bias": [token for token, _ in self.logit_bias], "stop_token_ids": self.stop_token_ids}
+        for name, ids in named.items():
+            for token in ids:
+                _integer(name, token, 0, vocab_size - 1)
+
     def _check_lists(self) -> None:
         for token, bias in self.logit_bias:
             _integer("logit_bias", token, 0)
@@ -195,6 +202,9 @@ class Usage:
     forwards           forwards after prefill; a fused forward counts once
     rows               rows that went through those forwards (a step is one row, a pass as many as its canvas has)
     passes             denoise passes, those that ran inside a fused forward or the last prefill chunk included
+    blocks             blocks that were finished, those of `draft` (its rounds) included
+    cached_tokens      tokens of the prompt that an earlier request had left in the prefix cache
+    modes              `auto`: the mode of each choice, in order; `GenerateParams.modes` takes them to repeat the answer
     """
 
     prompt_tokens: int
@@ -202,6 +212,9 @@ class Usage:
     forwards: int
     rows: int
     passes: int
+    blocks: int = 0
+    cached_tokens: int = 0
+    modes: tuple[FixedMode, ...] = ()
 
     @property
     def tpf(self) -> float:
