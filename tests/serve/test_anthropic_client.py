@@ -38,6 +38,12 @@ def ask(client, **fields):
     return client.messages.create(**{"model": "cabin", "max_tokens": 400, "messages": SAID} | fields)
 
 
+def error_of(caught) -> dict:
+    body = caught.value.response.json()
+    assert body["type"] == "error"
+    return body["error"]
+
+
 def raw_events(client, **fields) -> list[tuple[str, dict]]:
     """Names and data of a stream as they are on the wire."""
     body = {"model": "cabin", "max_tokens": 400, "messages": SAID, "stream": True} | fields
@@ -166,8 +172,7 @@ def test_what_is_wrong_is_named(client_of, scripted, fields, said):
     client = client_of(engine)
     with pytest.raises(anthropic.BadRequestError, match=said) as caught:
         ask(client, **fields)
-    assert caught.value.body["error"]["type"] == "invalid_request_error"
-    assert caught.value.body["type"] == "error"
+    assert error_of(caught)["type"] == "invalid_request_error"
     assert engine.prompts == []
 
 
@@ -175,10 +180,10 @@ def test_other_errors_have_anthropics_shape(client_of, scripted):
     client = client_of(scripted("Hi."), api_key="sesame", key="sesame")
     with pytest.raises(anthropic.NotFoundError) as missing:
         ask(client, model="claude")
-    assert missing.value.body["error"]["type"] == "not_found_error"
+    assert error_of(missing)["type"] == "not_found_error"
     with pytest.raises(anthropic.AuthenticationError) as refused:
         ask(anthropic.Anthropic(base_url=client.base_url, api_key="guess", max_retries=0))
-    assert refused.value.body["error"]["type"] == "authentication_error"
+    assert error_of(refused)["type"] == "authentication_error"
     assert ask(client).content[0].text == "Hi.", "the key came as x-api-key"
 
 

@@ -10,7 +10,8 @@ from typing import Literal
 from fourleaf.engine.request import Decoder, Delta, Frame, GenerateParams, TokenLogprob, Usage
 from fourleaf.errors import ContextLengthError
 from fourleaf.serve.tools import Offer, OfferFilter
-from fourleaf.text.router import Event, Router, opens_in_reasoning
+from fourleaf.text.router import Event, Router, Spelling, opens_in_reasoning
+from fourleaf.text.stops import StopFilter
 
 # Tokens a piece: small enough that clients render smoothly and meters that count chunks see more than one a block.
 PIECE_TOKENS = 4
@@ -25,6 +26,7 @@ class Finish:
     seconds: float
     first_seconds: float
     reasoning_tokens: int = 0
+    stop: str | None = None  # the stop text before which the answer ends
 
     @property
     def tokens_per_second(self) -> float:
@@ -43,17 +45,19 @@ class Committed:
 Item = Event | Committed | Finish
 
 
-def fit(prompt_tokens: int, wanted: int | None, max_context: int, *, field: str = "max_tokens") -> int:
+def fit(
+    prompt_tokens: int, wanted: int | None, max_context: int, *, field: str = "max_tokens", prompt: str = "messages"
+) -> int:
     """Tokens that the answer may take: `wanted`, or by default what `GenerateParams` has and the context leaves.
 
-    Raises ContextLengthError with the needed and the allowed number where it does not fit.
+    field, prompt: what the client called them. Raises ContextLengthError with the needed and the allowed number where it does not fit.
     """
     room = max_context - prompt_tokens
     if room < 1:
         raise ContextLengthError(
-            f"This model's context holds {max_context} tokens, the messages alone take {prompt_tokens}, and the answer "
-            f"needs at least 1. Shorten the messages to {max_context - 1} tokens.",
-            param="messages",
+            f"This model's context holds {max_context} tokens, the {prompt} alone take {prompt_tokens}, and the answer "
+            f"needs at least 1. Shorten the {prompt} to {max_context - 1} tokens.",
+            param=prompt,
             code="context_length_exceeded",
         )
     if wanted is None:
@@ -61,7 +65,7 @@ def fit(prompt_tokens: int, wanted: int | None, max_context: int, *, field: str 
     if wanted > room:
         raise ContextLengthError(
             f"This model's context holds {max_context} tokens, but {prompt_tokens + wanted} were asked for: "
-            f"{prompt_tokens} in the messages and {wanted} in {field}. Ask for at most {room}.",
+            f"{prompt_tokens} in the {prompt} and {wanted} in {field}. Ask for at most {room}.",
             param=field,
             code="context_length_exceeded",
         )
@@ -74,8 +78,13 @@ def answer(
     params: GenerateParams,
     offer: Offer,
     observe: Callable[[Frame], None] | None = None,
+    *,
+    raw: bool = False,
 ) -> Generator[Item]:
-    """Decodes one answer; the last item is its `Finish`. Whatever `observe` raises ends the request and comes out."""
+    """Decodes one answer; the last item is its `Finish`. Whatever `observe` raises ends the request and comes out.
+
+    raw: everything is content, tags spelled out.
+    """
     started = time.perf_counter()
     watched = 0.0
     first = 0.0
@@ -89,23 +98,29 @@ def answer(
         finally:
             watched += time.perf_counter() - before
 
-    opened = opens_in_reasoning(engine.tokenizer, prompt_ids)
-    router = Router(engine.tokenizer, engine.chat.markup, offer.tools, reasoning=opened)
+    router: Router | Spelling = Spelling(engine.tokenizer)
+    if not raw:
+        opened = opens_in_reasoning(engine.tokenizer, prompt_ids)
+        router = Router(engine.tokenizer, engine.chat.markup, offer.tools, reasoning=opened)
+    stops = StopFilter(params.stop)
     filtered = OfferFilter(offer.names)
     for delta in engine.generate(prompt_ids, params, timed if observe else None):
         now = time.perf_counter() - started - watched
         first = first or (now if delta.tokens or delta.finish_reason else 0.0)
         for piece in pieces(delta):
             yield piece
-            yield from filtered.passed(router.feed(list(piece.tokens)))
+            yield from filtered.passed(stops.passed(router.feed(list(piece.tokens))))
         if delta.finish_reason is None:
             continue
         assert delta.usage is not None, "the last delta carries usage"
-        yield from filtered.passed(router.finish())
-        if delta.finish_reason == "stop":
+        yield from filtered.passed(stops.passed(router.finish()))
+        yield from filtered.passed(stops.closing())
+        reason: Literal["stop", "length", "tool_calls"] = "stop" if stops.found else delta.finish_reason
+        if delta.finish_reason == "stop" and not stops.found:
             yield from filtered.closing()
-        called = filtered.calls and delta.finish_reason == "stop"
-        yield Finish("tool_calls" if called else delta.finish_reason, delta.usage, now, first, router.reasoning_tokens)
+        if reason == "stop" and filtered.calls:
+            reason = "tool_calls"
+        yield Finish(reason, delta.usage, now, first, router.reasoning_tokens, stops.found)
         return
     raise AssertionError("the engine ended an answer without a finish reason")
 

@@ -16,6 +16,7 @@ from fourleaf.engine.request import Decoder
 from fourleaf.serve import capabilities
 from fourleaf.serve.body import read_document, refuse, shown
 from fourleaf.serve.chat import chat_completions
+from fourleaf.serve.completions import completions
 from fourleaf.serve.faults import KeyRefusedError, install
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
@@ -26,6 +27,7 @@ from fourleaf.serve.settings import Settings
 # Path -> endpoint; each takes the server and the request.
 ENDPOINTS = {
     "/chat/completions": chat_completions,
+    "/completions": completions,
     "/messages": messages,
     "/messages/count_tokens": count_tokens,
 }

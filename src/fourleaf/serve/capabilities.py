@@ -44,10 +44,11 @@ _DEFAULTS = {one.name: one.default for one in fields(GenerateParams)}
 def abilities(engine: Decoder) -> Abilities:
     """An engine's abilities; a model that cannot denoise has mode `ar` alone."""
     known: Abilities = getattr(engine, "abilities", ABILITIES)
-    config = getattr(getattr(engine, "model", None), "config", None)
-    if config is not None and not config.is_block_diffusion:
-        return replace(known, modes=("ar",), policies=())
-    return known
+    model = getattr(engine, "model", None)
+    if model is None:
+        return known
+    known = replace(known, scores=True)
+    return known if model.config.is_block_diffusion else replace(known, modes=("ar",), policies=())
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,8 @@ class Blocks:
             "output_tokens": finish.usage.completion_tokens,
             "fourleaf": how(finish, self._prepared.params[0]),
         }
-        delta = {"stop_reason": _STOP_REASONS[finish.reason], "stop_sequence": None}
+        reason = "stop_sequence" if finish.stop and finish.reason == "stop" else _STOP_REASONS[finish.reason]
+        delta = {"stop_reason": reason, "stop_sequence": finish.stop}
         return {"type": "message_delta", "delta": delta, "usage": usage}
 
 

@@ -59,15 +59,17 @@ class Server:
         offer: Offer,
         *,
         frames: bool = False,
+        raw: bool = False,
     ) -> Answers[Item | Frame]:
-        """Puts one answer for each prompt and its parameters in line. frames: they come between the items.
+        """Puts one answer for each prompt and its parameters in line. frames: they come between the items. raw: as
+        `answer` has it.
 
         Raises BusyError where the line is full.
         """
 
         def work_of(prompt_ids: list[int], one: GenerateParams) -> Any:
             def work(job: Job[Item | Frame]) -> Generator[Item | Frame]:
-                return answer(served.engine, prompt_ids, one, offer, _watcher(job, frames=frames))
+                return answer(served.engine, prompt_ids, one, offer, watcher(job, frames=frames), raw=raw)
 
             return work
 
@@ -87,7 +89,7 @@ class Server:
         return Answers(jobs, self.metrics.note)
 
 
-def _watcher(job: Job[Item | Frame], *, frames: bool) -> Any:
+def watcher(job: Job[Item | Frame], *, frames: bool) -> Any:
     """Called after each pass, which is more often than tokens come: the place to notice that a client has gone."""
     last = 0.0
 

@@ -212,6 +212,27 @@ class Router:
         return events
 
 
+class Spelling:
+    """A router for text that is no chat: everything is content, control tokens as they are spelled."""
+
+    reasoning_tokens = 0
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, ids: Iterable[int]) -> list[Event]:
+        """What these tokens settle."""
+        return self._event("".join(self._characters.decode(self._tokenizer.token_bytes(one)) for one in ids))
+
+    def finish(self) -> list[Event]:
+        """An unfinished character."""
+        return self._event(self._characters.decode(b"", final=True))
+
+    def _event(self, text: str) -> list[Event]:
+        return [ContentDelta(text)] if text else []
+
+
 def fold(events: Iterable[Event]) -> Message:
     """The answer that the events spell out."""
     content, reasoning = "", ""
