@@ -32,6 +32,12 @@ class Decider:
         self._temperatures = temperatures or Temperatures()
         self._causal = not engine.model.config.is_block_diffusion if causal is None else causal
 
+    @classmethod
+    def of(cls, engine: Engine) -> Decider:
+        """With the temperatures that the engine's checkpoint folder holds, if it holds any."""
+        folder = getattr(engine, "folder", None)
+        return cls(engine, None if folder is None else Temperatures.load(folder))
+
     def decide(self, request: DecisionRequest, check: Callable[[], None] | None = None) -> Decision:
         """check: called before each forward; what it raises ends the work.
 

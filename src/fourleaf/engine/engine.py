@@ -31,6 +31,7 @@ class Engine:
     def __init__(self, name: str, model: Transformer, tokenizer: Tokenizer, chat: ChatTemplate) -> None:
         self.name, self.model, self.tokenizer, self.chat = name, model, tokenizer, chat
         self.max_context = model.config.max_position_embeddings
+        self.folder: Path | None = None
 
     @classmethod
     def load(cls, path: Path, *, num_threads: int | None = None, dtype: torch.dtype = torch.float32) -> Engine:
@@ -50,7 +51,9 @@ class Engine:
         if model.config.vocab_size < tokenizer.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, its model {model.config.vocab_size}"
             raise CheckpointError(f"{path} does not fit together: its tokenizer has {sizes}")
-        return cls(path.resolve().name, model, tokenizer, chat)
+        engine = cls(path.resolve().name, model, tokenizer, chat)
+        engine.folder = path
+        return engine
 
     def generate(
         self, prompt_ids: list[int], params: GenerateParams, observe: Callable[[Frame], None] | None = None

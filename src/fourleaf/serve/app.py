@@ -23,6 +23,7 @@ from fourleaf.serve.models import Models
 from fourleaf.serve.requestlog import RequestLog
 from fourleaf.serve.server import Server
 from fourleaf.serve.settings import Settings
+from fourleaf.serve.systemone import decision_models, systemone
 
 # Path -> endpoint; each takes the server and the request.
 ENDPOINTS = {
@@ -30,6 +31,7 @@ ENDPOINTS = {
     "/completions": completions,
     "/messages": messages,
     "/messages/count_tokens": count_tokens,
+    "/systemone": systemone,
 }
 
 
@@ -125,7 +127,8 @@ class _About:
         return JSONResponse({"status": trouble, "error": error}, 503, {"Retry-After": "1"})
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": self._server.models.cards()}
+        cards = self._server.models.cards()
+        return {"object": "list", "data": cards, "models": decision_models(cards)}
 
     async def model(self, model: str) -> dict[str, Any]:
         return self._server.models.card(model)

@@ -1,7 +1,8 @@
 """Errors in the shapes that clients expect, with the fitting status.
 
 OpenAI's: `{"error": {"message", "type", "param", "code"}}`. Anthropic's, under /v1/messages:
-`{"type": "error", "error": {"type", "message"}}`.
+`{"type": "error", "error": {"type", "message"}}`. TypeSafe's, under /v1/systemone: `{"detail": {"error_type",
+"message"}}`, and for fields that are wrong FastAPI's list `{"detail": [{"loc", "msg", "type"}]}` with status 422.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from fourleaf.errors import ModelNotFoundError, RequestError
+from fourleaf.decide.questions import InvalidDecisionError
+from fourleaf.errors import ContextLengthError, ModelNotFoundError, RequestError
 from fourleaf.serve.models import NotReadyError
 from fourleaf.serve.server import BodyTooLargeError
 from fourleaf.serve.worker import BusyError, RequestTimeoutError
@@ -23,10 +25,15 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
 ANTHROPIC_PATH = "/v1/messages"
+SYSTEMONE_PATH = "/v1/systemone"
 
 
 class KeyRefusedError(RequestError):
     """The request lacks the server's API key."""
+
+
+class UnsupportedMediaError(RequestError):
+    """A body of a kind that is not read here."""
 
 
 # The first class that fits gives status and type.
@@ -34,6 +41,8 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (KeyRefusedError, 401, "invalid_request_error"),
     (ModelNotFoundError, 404, "invalid_request_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
+    (UnsupportedMediaError, 415, "invalid_request_error"),
+    (InvalidDecisionError, 422, "invalid_request_error"),
     (NotReadyError, 503, "service_unavailable_error"),
     (RequestError, 400, "invalid_request_error"),
     (BusyError, 429, "rate_limit_error"),
@@ -73,6 +82,40 @@ def _anthropic(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
+_SYSTEMONE_TYPES = {
+    401: "authentication_error",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    429: "rate_limit_error",
+    500: "unknown",
+    503: "overloaded",
+    504: "timeout",
+}
+
+
+def systemone_error(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The same in TypeSafe's shape."""
+    if isinstance(error, InvalidDecisionError):
+        faults = [
+            {"loc": ["body", *map(_clean, fault.loc)], "msg": _clean(fault.message), "type": fault.kind}
+            for fault in error.faults
+        ]
+        return 422, {"detail": faults}
+    status, body = error_body(error)
+    kind = "tokens_exceeded" if isinstance(error, ContextLengthError) else None
+    return status, _systemone(status, body["error"]["message"], kind)
+
+
+def _systemone(status: int, message: str, kind: str | None = None) -> dict[str, Any]:
+    return {"detail": {"error_type": kind or _SYSTEMONE_TYPES.get(status, "invalid_request"), "message": message}}
+
+
+def _clean(part: str | int) -> str | int:
+    return replace_surrogates(part) if isinstance(part, str) else part
+
+
 def _body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     # A message may quote the request, which may hold lone surrogates; a response is UTF-8.
     message, param = replace_surrogates(message), param and replace_surrogates(param)
@@ -81,7 +124,12 @@ def _body(message: str, kind: str, param: str | None = None, code: str | None = 
 
 def error_response(error: Exception, path: str = "") -> JSONResponse:
     """The response for an error on a path, with the headers that its status wants."""
-    status, body = anthropic_error(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
+    in_shape = error_body
+    if path.startswith(ANTHROPIC_PATH):
+        in_shape = anthropic_error
+    elif path.startswith(SYSTEMONE_PATH):
+        in_shape = systemone_error
+    status, body = in_shape(error)
     retry = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: retry, 503: retry}.get(status)
     return JSONResponse(body, status, headers)
@@ -104,6 +152,8 @@ def install(app: FastAPI) -> None:
         body = _body(message, "invalid_request_error", code=code)
         if request.url.path.startswith(ANTHROPIC_PATH):
             body = _anthropic(status, message)
+        elif request.url.path.startswith(SYSTEMONE_PATH):
+            body = _systemone(status, message)
         return JSONResponse(body, status, error.headers)
 
     for kind in (RequestError, BusyError, RequestTimeoutError, Exception):

@@ -37,7 +37,9 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                # The second name is what TypeSafe's clients look for.
+                names = (b"x-request-id", b"x-typesafe-request-id")
+                message["headers"] = [*message["headers"], *((name, request_id.encode()) for name in names)]
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id
