@@ -14,16 +14,16 @@ WARM = Sampling(temperature=1.0)
 GREEDY = Sampling()
 
 
-def draws(seed=0, pass_index=1, start=10):
-    return Draws(Noise(seed), start, pass_index)
+def draws(seed=0, pass_index=1, start=11):
+    return Draws(start, pass_index, Noise(seed))
 
 
 def random_logits(*shape, seed=0, scale=2.0, dtype=torch.float64):
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def run(logits, proposals, q=None, row=None, sampling=GREEDY, at=None, ends=()):
-    return accept(logits.clone(), proposals, q, row, sampling, at or draws(), MASK, ends)
+def run(logits, proposals, q=None, row=None, sampling=GREEDY, at=None, end=None):
+    return accept(logits.clone(), proposals, q, row, sampling, **vars(at or draws()), mask_id=MASK, end_id=end)
 
 
 def plainly(logits, sampling, counts=None, allowed=None):
@@ -57,16 +57,16 @@ def test_one_row_decides_one_token():
 def test_behind_an_accepted_end_token_nothing_is_decided():
     logits = torch.tensor([[0, 90, 0, 0, 0], [0, 0, 0, 90, 0], [90, 0, 0, 0, 0.0]])
     for sampling, row in product((GREEDY, WARM), (None, plainly(logits, GREEDY))):
-        found = run(logits, [1, END], row=row, sampling=sampling, ends={END})
+        found = run(logits, [1, END], row=row, sampling=sampling, end=END)
         assert (found.tokens, found.next_token, len(found.adjusted)) == ([1, END], None, 2)
         assert run(logits, [1, END], row=row, sampling=sampling).decided == [1, END, 0]  # no end token here
 
 
 def test_an_end_token_that_does_not_stand_ends_nothing_and_one_in_its_place_is_the_next_token():
     logits = torch.tensor([[0, 9, 0, 0, 0], [0, 0, 0, 9, 0], [9, 0, 0, 0, 0.0]])
-    found = run(logits, [END, 2], ends={END})
+    found = run(logits, [END, 2], end=END)
     assert (found.tokens, found.next_token) == ([], 1)
-    found = run(logits, [1, 2], ends={END})
+    found = run(logits, [1, 2], end=END)
     assert (found.tokens, found.next_token) == ([1], END)
 
 
@@ -88,8 +88,8 @@ def test_one_comparison_and_row_by_row_agree(dtype):
         logits = random_logits(6, SIZE, seed=seed, dtype=dtype)
         best = adjust(logits.clone(), sampling, MASK).argmax(-1).tolist()
         proposals = [t if rng.random() < 0.8 else int(rng.integers(MASK)) for t in best[:-1]]
-        fast = run(logits, proposals, sampling=sampling, ends={END})
-        slow = run(logits, proposals, row=plainly(logits, sampling), sampling=sampling, ends={END})
+        fast = run(logits, proposals, sampling=sampling, end=END)
+        slow = run(logits, proposals, row=plainly(logits, sampling), sampling=sampling, end=END)
         assert (fast.tokens, fast.next_token) == (slow.tokens, slow.next_token)
         assert torch.equal(fast.adjusted, slow.adjusted)
         stood += len(fast.tokens)
@@ -226,6 +226,6 @@ def test_randomness_is_that_of_the_position_and_the_pass():
     same = [run(logits, [0, 1, 2], q, None, WARM, draws(3)).decided for _ in range(2)]
     assert same[0] == same[1]
     others = [run(logits, [0, 1, 2], q, None, WARM, draws(3, pass_index=i)).decided for i in range(20)]
-    moved = [run(logits, [0, 1, 2], q, None, WARM, draws(3, start=10 + i)).decided for i in range(20)]
+    moved = [run(logits, [0, 1, 2], q, None, WARM, draws(3, start=11 + i)).decided for i in range(20)]
     assert len({tuple(o) for o in others}) > 3
     assert len({tuple(m) for m in moved}) > 3

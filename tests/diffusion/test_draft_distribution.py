@@ -95,7 +95,8 @@ CASES = {
 
 def exact(case):
     """Probability of every answer: at most LENGTH tokens, or up to the end token."""
-    found, open_ = {}, {(): 1.0}
+    found: dict[tuple[int, ...], float] = {}
+    open_: dict[tuple[int, ...], float] = {(): 1.0}
     while open_:
         prefix, so_far = open_.popitem()
         for token, p in enumerate(exact_p(case, prefix)[0].tolist()):
@@ -136,9 +137,11 @@ def drafted(case, seed):
             q,
             row if case.depends_on_prefix else None,
             case.sampling,
-            Draws(noise, START + len(answer) - 1, pass_index + 1),
-            MASK,
-            {END},
+            start=START + len(answer),
+            pass_index=pass_index + 1,
+            noise=noise,
+            mask_id=MASK,
+            end_id=END,
         )
         answer = (*answer, *found.decided)[:LENGTH]
         pass_index += 2

@@ -15,7 +15,7 @@ Shapes: n rows of the block, Y vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,21 +49,21 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Draws:
-    """Where a round's random numbers come from. start: absolute position of the block's row 0. pass_index: the
-    request's pass counter at the verification; it differs from round to round, or a round would repeat the numbers of
-    the one before at the positions that fell."""
+    """Where a round's random numbers come from. start: absolute position of the first proposal, which row 0 predicts.
+    pass_index: the request's counter at the verification; it differs from round to round, or a round would repeat the
+    numbers of the one before at the positions that fell."""
 
-    noise: Noise
     start: int
     pass_index: int
+    noise: Noise
 
     def stands(self, row: int, p: float, q: float) -> bool:
         """With probability min(1, p/q), for the proposal that row `row` predicts."""
-        return float(self.noise.uniform(self.start + row + 1, self.pass_index, Purpose.ACCEPT, 1)[0]) * q < p
+        return float(self.noise.uniform(self.start + row, self.pass_index, Purpose.ACCEPT, 1)[0]) * q < p
 
     def token(self, row: int, weights: Tensor, purpose: Purpose) -> int:
         """A token by `weights` [Y], which need not sum to 1, for the position behind row `row`."""
-        keys = self.noise.keys([self.start + row + 1], self.pass_index, purpose)
+        keys = self.noise.keys([self.start + row], self.pass_index, purpose)
         return int(draw(weights[None], keys)[0])
 
 
@@ -73,53 +73,55 @@ def accept(
     q: Tensor | None,
     row: Row | None,
     sampling: Sampling,
-    draws: Draws,
+    *,
+    start: int,
+    pass_index: int,
+    noise: Noise,
     mask_id: int | None,
-    end_ids: Collection[int],
+    end_id: int,
 ) -> Accepted:
     """What of a drafted block stands, and the token behind it.
 
     logits: [n, Y] raw, of the causal forward over the block's n rows; the mask id's are set to minus infinity in place.
     proposals: [n-1]. q: [n-1, Y], from which each proposal was drawn, after temperature, cuts, penalties and grammar;
-    None where they were not drawn, as under greedy decoding, or q was not kept. row: needed where
-    penalties or a grammar make a row depend on the proposals before it; None where nothing does. end_ids: tokens that
-    end an answer; behind an accepted one nothing is decided, not even the next token.
+    None where they were not drawn, as under greedy decoding, or q was not kept. row: needed where penalties or a
+    grammar make a row depend on the proposals before it; None where nothing does. start, pass_index, noise:
+    as in `Draws`. end_id: ends an answer; behind an accepted one nothing is decided, not even the next token.
 
     Raises NumericError where logits are no numbers, or a row allows no token.
     """
     assert len(logits) == len(proposals) + 1, f"{len(logits)} rows, {len(proposals)} proposals"
     assert row is not None or not sampling.has_penalties, "penalties depend on the accepted prefix"
     assert q is None or q.shape == logits[1:].shape, "each proposal comes with all of its q"
+    draws = Draws(start, pass_index, noise)
     if row is not None:
-        return _accept_in_turn(lambda i: _by_prefix(row(i, logits[i]), sampling), proposals, q, draws, end_ids)
+        return _accept_in_turn(lambda i: _by_prefix(row(i, logits[i]), sampling), proposals, q, draws, end_id)
     adjusted = adjust(logits, sampling, mask_id)
     if sampling.temperature == 0:
-        return _accept_greedy(adjusted, proposals, end_ids)
+        return _accept_greedy(adjusted, proposals, end_id)
     p = probabilities(adjusted, sampling)
-    return _accept_in_turn(lambda i: (adjusted[i], p[i]), proposals, q, draws, end_ids)
+    return _accept_in_turn(lambda i: (adjusted[i], p[i]), proposals, q, draws, end_id)
 
 
 def _by_prefix(adjusted: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     return adjusted, probabilities(adjusted[None], sampling)[0]
 
 
-def _accept_greedy(adjusted: Tensor, proposals: list[int], end_ids: Collection[int]) -> Accepted:
+def _accept_greedy(adjusted: Tensor, proposals: list[int], end_id: int) -> Accepted:
     """All rows in one comparison. adjusted: [n, Y]."""
     top, best = adjusted.max(-1)
     choices = best.tolist()
     num_stand = 0
     while num_stand < len(proposals) and proposals[num_stand] == choices[num_stand]:
         num_stand += 1
-        if proposals[num_stand - 1] in end_ids:
+        if proposals[num_stand - 1] == end_id:
             _check(top[:num_stand])
             return Accepted(proposals[:num_stand], None, adjusted[:num_stand])
     _check(top[: num_stand + 1])
     return Accepted(proposals[:num_stand], choices[num_stand], adjusted[: num_stand + 1])
 
 
-def _accept_in_turn(
-    decisive: Decisive, proposals: list[int], q: Tensor | None, draws: Draws, end_ids: Collection[int]
-) -> Accepted:
+def _accept_in_turn(decisive: Decisive, proposals: list[int], q: Tensor | None, draws: Draws, end_id: int) -> Accepted:
     """A row at a time, each after those before it were accepted: the general path, and the plain twin of the other."""
     seen: list[Tensor] = []
     tokens: list[int] = []
@@ -132,7 +134,7 @@ def _accept_in_turn(
         if not stood:
             return Accepted(tokens, token, torch.stack(seen))
         tokens.append(token)
-        if token in end_ids:
+        if token == end_id:
             return Accepted(tokens, None, torch.stack(seen))
 
 
