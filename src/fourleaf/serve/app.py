@@ -21,6 +21,7 @@ from fourleaf.serve.faults import KeyRefusedError, install
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
 from fourleaf.serve.requestlog import RequestLog
+from fourleaf.serve.responsestream import responses
 from fourleaf.serve.server import Server
 from fourleaf.serve.settings import Settings
 from fourleaf.serve.systemone import decision_models, systemone
@@ -29,6 +30,7 @@ from fourleaf.serve.systemone import decision_models, systemone
 ENDPOINTS = {
     "/chat/completions": chat_completions,
     "/completions": completions,
+    "/responses": responses,
     "/messages": messages,
     "/messages/count_tokens": count_tokens,
     "/systemone": systemone,
