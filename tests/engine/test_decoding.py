@@ -166,10 +166,3 @@ def test_a_prompt_that_leaves_no_room_names_both_numbers(random_engine):
     assert len(said) <= 1
     with pytest.raises(RequestError, match="empty"):
         random_engine.generate([], GenerateParams())
-
-
-@pytest.mark.parametrize(("name", "value"), [("mode", "draft"), ("policy", "fixed"), ("top_p", 0.5), ("stop", ("a",))])
-def test_what_is_not_honoured_yet_is_refused_by_name(random_engine, name, value):
-    with pytest.raises(RequestError, match=name) as caught:
-        random_engine.admit([20], GenerateParams(**{name: value}))
-    assert caught.value.param == name

@@ -1,22 +1,32 @@
-"""The front door to a model: load it once, generate answers.
+"""The front door to a model: load it once, generate answers, many at a time.
 
-Requests run one at a time here; `generate` has the signature that a batching engine keeps (`request.Decoder`).
+`generate` and `generate_many` need no thread: whoever waits for an answer drives the forwards, of all requests at once.
+A server calls `start`: then a thread of the engine's own drives them, and `stream` waits without blocking an event
+loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 
 from fourleaf.checkpoint.quantised import load_checkpoint
-from fourleaf.engine.decode import Decoding, Request
+from fourleaf.engine.core import Core, Limits, Sink
 from fourleaf.engine.request import Delta, Frame, GenerateParams
+from fourleaf.engine.sequence import Sequence, Vocabulary
 from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.foreign import read_tokenizer
+from fourleaf.text.router import Router, opens_in_reasoning
+from fourleaf.text.stops import StopFinder
 from fourleaf.text.tokenizer import MASK, Tokenizer
 
 
@@ -25,16 +35,48 @@ def bundled_path() -> Path:
     return Path(__file__).parents[1] / "models" / "cabin"
 
 
-class Engine:
-    """A model with its tokenizer and chat template."""
+@dataclass(eq=False)
+class Ticket:
+    """One request on its way: what `Engine.submit` gives and `Engine.cancel` takes."""
 
-    def __init__(self, name: str, model: Transformer, tokenizer: Tokenizer, chat: ChatTemplate) -> None:
+    sequence: Sequence
+    sink: Sink
+    key: int | None = None  # once it is in line
+    is_cancelled: bool = False
+
+
+class Engine:
+    """A model with its tokenizer and chat template, and all requests to it."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        chat: ChatTemplate,
+        limits: Limits | None = None,
+        *,
+        checks: bool = False,
+    ) -> None:
+        """checks: as in `Core`."""
         self.name, self.model, self.tokenizer, self.chat = name, model, tokenizer, chat
         self.max_context = model.config.max_position_embeddings
         self.folder: Path | None = None
+        self.core = Core(model, limits, checks=checks)
+        self._inbox: deque[Ticket] = deque()  # new requests and cancelled ones, for whoever drives
+        self._driving = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @classmethod
-    def load(cls, path: Path, *, num_threads: int | None = None, dtype: torch.dtype = torch.float32) -> Engine:
+    def load(
+        cls,
+        path: Path,
+        *,
+        num_threads: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        limits: Limits | None = None,
+    ) -> Engine:
         """Reads a checkpoint folder; its name is the model's id. Raises CheckpointError for what is missing or broken.
 
         `num_threads` sets torch's threads for the whole process.
@@ -51,7 +93,7 @@ class Engine:
         if model.config.vocab_size < tokenizer.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, its model {model.config.vocab_size}"
             raise CheckpointError(f"{path} does not fit together: its tokenizer has {sizes}")
-        engine = cls(path.resolve().name, model, tokenizer, chat)
+        engine = cls(path.resolve().name, model, tokenizer, chat, limits)
         engine.folder = path
         return engine
 
@@ -61,27 +103,52 @@ class Engine:
         """Yields the answer as it becomes final. Closing the iterator, or raising from `observe`, ends the request.
 
         Raises ContextLengthError for a prompt that leaves no room to answer, RequestError for an empty one or for
-        `diffuse` on a model that cannot denoise.
+        what this model cannot do.
         """
-        decoding = Decoding(self.model, [self.admit(prompt_ids, params, observe)], self.end_id, self.mask_id)
-        return _deltas(decoding)
+        return self._deltas(self.admit(prompt_ids, params, observe))
 
     def generate_many(self, prompts: list[list[int]], params: GenerateParams) -> list[tuple[list[int], Delta]]:
-        """Answers to many prompts whose forwards are shared: (tokens, last delta) of each, for measurements."""
-        requests = [self.admit(ids, params) for ids in prompts]
-        decoding = Decoding(self.model, requests, self.end_id, self.mask_id)
-        answers: list[list[int]] = [[] for _ in prompts]
-        last: list[Delta | None] = [None] * len(prompts)
-        while any(delta is None for delta in last):
-            for i, delta in decoding.step():
-                answers[i] += delta.tokens
+        """Answers to many prompts whose forwards are shared: (tokens, last delta) of each, in order."""
+        waiting = [SimpleQueue[Delta | BaseException]() for _ in prompts]
+        tickets = [self.submit(self.admit(ids, params), queue.put) for ids, queue in zip(prompts, waiting, strict=True)]
+        answers: list[tuple[list[int], Delta]] = []
+        try:
+            for queue in waiting:
+                tokens: list[int] = []
+                while (delta := self._next(queue)).finish_reason is None:
+                    tokens += delta.tokens
+                answers.append(([*tokens, *delta.tokens], delta))
+        finally:
+            for ticket in tickets:
+                self.cancel(ticket)
+        return answers
+
+    async def stream(
+        self, prompt_ids: list[int], params: GenerateParams, observe: Callable[[Frame], None] | None = None
+    ) -> AsyncIterator[Delta]:
+        """`generate` for an event loop; `observe` is called in the engine's thread. Wants `start` first."""
+        assert self._thread is not None, "nobody drives the engine; call start()"
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+
+        def put(delta: Delta | BaseException) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, delta)
+
+        ticket = self.submit(self.admit(prompt_ids, params, observe), put)
+        try:
+            while True:
+                delta = await queue.get()
+                if isinstance(delta, BaseException):
+                    raise delta
+                yield delta
                 if delta.finish_reason is not None:
-                    last[i] = delta
-        return [(tokens, delta) for tokens, delta in zip(answers, last, strict=True) if delta is not None]
+                    return
+        finally:
+            self.cancel(ticket)
 
     def admit(
         self, prompt_ids: list[int], params: GenerateParams, observe: Callable[[Frame], None] | None = None
-    ) -> Request:
+    ) -> Sequence:
         """Checks a request against the model; the limit on tokens shrinks to what the context leaves."""
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one message", param="messages")
@@ -93,13 +160,54 @@ class Engine:
                 param="messages",
                 code="context_length_exceeded",
             )
-        if params.mode == "diffuse" and not self.model.config.is_block_diffusion:
+        config = self.model.config
+        if params.mode != "ar" and not config.is_block_diffusion:
             raise RequestError(
                 f"{self.name} is an AR model, as its checkpoint lacks block diffusion's tensors or settings: mode 'ar' "
-                "works, 'diffuse' does not. Use the complete checkpoint, or `fourleaf convert` and training.",
+                f"works, {params.mode!r} does not. Use the complete checkpoint, or `fourleaf convert` and training.",
                 param="mode",
             )
-        return Request(prompt_ids, params, min(params.max_tokens, room), observe)
+        params.check_ids(config.vocab_size)
+        vocabulary = Vocabulary(self.end_id, self.mask_id, config.vocab_size)
+        limit = min(params.max_tokens, room)
+        stops = None
+        if params.stop:
+            opened = opens_in_reasoning(self.tokenizer, prompt_ids)
+            stops = StopFinder(params.stop, Router(self.tokenizer, self.chat.markup, reasoning=opened))
+        return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops)
+
+    def submit(self, sequence: Sequence, sink: Sink) -> Ticket:
+        """Puts a request in line; `sink` is called by whoever drives, with each delta or with what went wrong."""
+        ticket = Ticket(sequence, sink)
+        self._inbox.append(ticket)
+        self._wake.set()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a request before the next forward, and frees what it holds. Without effect on one that has ended."""
+        if ticket.sequence.finish_reason is not None or ticket.is_cancelled:
+            return
+        ticket.is_cancelled = True
+        self._inbox.append(ticket)
+        self._wake.set()
+        if self._thread is None and self._driving.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._driving.release()
+
+    def start(self) -> None:
+        """Drives the forwards in a thread of the engine's own, until `stop`."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._run, name=f"fourleaf-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread behind the forward under way. Requests stay where they are."""
+        thread, self._thread = self._thread, None
+        self._wake.set()
+        if thread is not None:
+            thread.join()
 
     @property
     def end_id(self) -> int:
@@ -111,8 +219,42 @@ class Engine:
         mask = self.model.config.mask_token_id
         return self.tokenizer.controls.get(MASK) if mask is None else mask
 
+    def _run(self) -> None:
+        while self._thread is threading.current_thread():
+            with self._driving:
+                self._take_in()
+                is_busy = self.core.step()
+            if not is_busy and not self._inbox:
+                self._wake.wait()
+                self._wake.clear()
 
-def _deltas(decoding: Decoding) -> Iterator[Delta]:
-    while decoding.requests[0].finish_reason is None:
-        for _, delta in decoding.step():
+    def _take_in(self) -> None:
+        """Hands new and cancelled requests to the core. By whoever drives."""
+        while self._inbox:
+            ticket = self._inbox.popleft()
+            if not ticket.is_cancelled:
+                ticket.key = self.core.submit(ticket.sequence, ticket.sink)
+            elif ticket.key is not None:
+                self.core.cancel(ticket.key)
+
+    def _deltas(self, sequence: Sequence) -> Iterator[Delta]:
+        queue = SimpleQueue[Delta | BaseException]()
+        ticket = self.submit(sequence, queue.put)
+        try:
+            while (delta := self._next(queue)).finish_reason is None:
+                yield delta
             yield delta
+        finally:
+            self.cancel(ticket)
+
+    def _next(self, queue: SimpleQueue[Delta | BaseException]) -> Delta:
+        """The next delta, driving the forwards for it where no thread does. Raises what ended the request."""
+        while self._thread is None and queue.empty():
+            with self._driving:
+                if queue.empty():
+                    self._take_in()
+                    self.core.step()
+        delta = queue.get()
+        if isinstance(delta, BaseException):
+            raise delta
+        return delta

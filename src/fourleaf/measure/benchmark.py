@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fourleaf.checkpoint.files import write_json
+from fourleaf.engine.core import Core
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.request import DEFAULT_THRESHOLD, GenerateParams
 from fourleaf.measure import bootstrap, profile
@@ -23,7 +24,7 @@ from fourleaf.measure.bootstrap import Interval, Paired
 from fourleaf.measure.circumstances import Ticker, circumstances
 from fourleaf.measure.evaluate import check_set, check_writable, examples_of
 from fourleaf.measure.tables import percent, points, table, times
-from fourleaf.measure.timing import PASS, Cost, Forward, Timed, costs, mean_after_prefill, timed
+from fourleaf.measure.timing import PASS, Cost, Forward, Timed, core_of, costs, mean_after_prefill, timed
 from fourleaf.tasks.cabin.schema import Example, messages, same_answer
 
 AR, DIFFUSE, TRANSFORMERS = "ar", "diffuse", "transformers"
@@ -100,10 +101,11 @@ def run(
     """Times every arm on every example. Raises RequestError for an AR model: it has no `diffuse` to compare."""
     prompts = [engine.chat.render(messages(example)) for example in examples]
     diffuse = GenerateParams(mode=DIFFUSE, threshold=threshold, max_tokens=max_tokens)
+    core = core_of(engine)
     engine.admit(prompts[0], diffuse)  # an AR model is refused before anything is built
     runners: dict[str, Callable[[list[int]], Timed]] = {
-        AR: lambda prompt: timed(engine, prompt, replace(diffuse, mode=AR)),
-        DIFFUSE: lambda prompt: timed(engine, prompt, diffuse),
+        AR: lambda prompt: timed(engine, prompt, replace(diffuse, mode=AR), core),
+        DIFFUSE: lambda prompt: timed(engine, prompt, diffuse, core),
     }
     about: dict[str, Any] = {}
     warm = prompts[:_WARM_UP]
@@ -116,7 +118,7 @@ def run(
     for prompt in warm:
         for name in (AR, DIFFUSE):
             runners[name](prompt)
-    found, short = _rotate(engine, prompts, runners, diffuse, progress)
+    found, short = _rotate(engine, prompts, runners, diffuse, progress, core)
     return _summary(engine, examples, found, short, about, seed)
 
 
@@ -126,6 +128,7 @@ def _rotate(
     runners: dict[str, Callable[[list[int]], Timed]],
     diffuse: GenerateParams,
     progress: Callable[[int, int, str], None] | None,
+    core: Core | None = None,
 ) -> tuple[dict[str, list[Timed]], list[Forward]]:
     """(answers by arm, passes of canvases shorter than a block)."""
     names = list(runners)
@@ -141,7 +144,7 @@ def _rotate(
                 found[name].append(runners[name](prompt))
             if index % 4 == 0:
                 for rows in SHORT_CANVASES:
-                    cut = timed(engine, prompt, replace(diffuse, max_tokens=rows))
+                    cut = timed(engine, prompt, replace(diffuse, max_tokens=rows), core)
                     short += [f for f in cut.forwards if f.kind == f"{PASS} of {rows}"]
             gc.collect()
             if progress is not None:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fourleaf.engine.decode import Decoding, Request
+from fourleaf.engine.core import Core, Limits
 from fourleaf.engine.engine import Engine
-from fourleaf.engine.request import GenerateParams, Usage
+from fourleaf.engine.request import Delta, GenerateParams, Usage
+from fourleaf.engine.sequence import Need
 
-PREFILL, AR_STEP, PASS = "prefill", "ar step", "pass"
+PREFILL, AR_STEP, PASS, VERIFY = "prefill", "ar step", "pass", "verify"
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,31 @@ class Timed:
         return self.seconds - self.prefill_seconds
 
 
-def timed(engine: Engine, prompt: list[int], params: GenerateParams) -> Timed:
-    """Decodes one prompt alone."""
-    request = engine.admit(prompt, params)
-    begin = time.perf_counter()
-    decoding = Decoding(engine.model, [request], engine.end_id, engine.mask_id)
+def core_of(engine: Engine) -> Core:
+    """Runs an engine's requests one by one, where none finds what an earlier one left."""
+    return Core(engine.model, Limits(reuse=False))
+
+
+def timed(engine: Engine, prompt: list[int], params: GenerateParams, core: Core | None = None) -> Timed:
+    """Decodes one prompt alone, on a core that is idle; a new one by default."""
+    core = core or core_of(engine)
+    sequence = engine.admit(prompt, params)
     found = Timed([], 0.0, 0.0, 0.0)
+    news: list[Delta | BaseException] = []
+    begin = last = time.perf_counter()
+    core.submit(sequence, news.append)
     num_blocks = passes = 0
-    last = begin
-    while request.finish_reason is None:
-        kind, rows = _next_forward(engine, request)
-        news = decoding.step()
+    while core.step():
         now = time.perf_counter()
-        found.forwards.append(Forward(kind, rows, now - last))
-        found.prefill_seconds = found.prefill_seconds or now - begin
-        for _, delta in news:
+        (part,) = core.last
+        found.forwards.append(
+            Forward(kind_of(part.need, is_prefill=not found.prefill_seconds), part.need.num_rows, now - last)
+        )
+        if not sequence.is_prefilling:
+            found.prefill_seconds = found.prefill_seconds or now - begin
+        for delta in news:
+            if isinstance(delta, BaseException):
+                raise delta
             found.tokens += delta.tokens
             found.usage = delta.usage or found.usage
             ended = delta.finish_reason == "stop"
@@ -65,27 +76,26 @@ def timed(engine: Engine, prompt: list[int], params: GenerateParams) -> Timed:
                 found.first_seconds = found.first_seconds or now - begin
             if ended:
                 found.tokens.append(engine.end_id)
-        if request.num_blocks > num_blocks:
-            found.passes_per_block.append(request.passes - passes)
-            num_blocks, passes = request.num_blocks, request.passes
+        news.clear()
+        usage = sequence.usage()
+        if usage.blocks > num_blocks:
+            found.passes_per_block.append(usage.passes - passes)
+            num_blocks, passes = usage.blocks, usage.passes
         found.seconds = now - begin
         last = time.perf_counter()
     return found
 
 
-def _next_forward(engine: Engine, request: Request) -> tuple[str, int]:
-    """(kind, rows) of the forward that comes next."""
-    causal, canvas = len(request.pending), 0
-    if request.params.mode == "diffuse":
-        block_size = engine.model.config.block_size
-        assert block_size is not None
-        left = min(block_size, request.max_tokens - request.num_committed)
-        canvas = left if request.canvas is None else len(request.canvas.tokens)
-    if not request.is_prefilled:
-        return (f"{PREFILL} + {PASS}" if canvas else PREFILL), causal + canvas
+def kind_of(need: Need, *, is_prefill: bool = False) -> str:
+    """What a forward is called."""
+    causal, canvas = len(need.causal), 0 if need.canvas is None else len(need.canvas)
+    if is_prefill:
+        return f"{PREFILL} + {PASS}" if canvas else PREFILL
+    if need.is_held:
+        return f"{VERIFY} of {causal}"
     if not canvas:
-        return AR_STEP, causal
-    return (f"commit of {causal} + {PASS} of {canvas}" if causal else f"{PASS} of {canvas}"), causal + canvas
+        return AR_STEP if causal == 1 else f"commit of {causal}"
+    return f"commit of {causal} + {PASS} of {canvas}" if causal else f"{PASS} of {canvas}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fourleaf.kernels import serving
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.layers import Derived, Fused, RMSNorm, by_columns, rotate
-from fourleaf.model.state import KeyValues, of_canvases
+from fourleaf.model.state import AttentionCache, of_canvases
 from fourleaf.model.work import Work
 
 
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.fused = Fused(self.q_proj, self.k_proj, self.v_proj)
         self.joined = Derived(self._join)
 
-    def forward(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | None) -> Tensor:
+    def forward(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: AttentionCache | None) -> Tensor:
         """x: [R, D] -> [R, D]. `cache` takes the causal rows' keys and values; None in training: all starts are 0."""
         rows, split = x.shape[0], work.num_causal
         serves = not torch.is_grad_enabled()

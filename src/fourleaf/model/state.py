@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,21 @@ from fourleaf.model.config import ModelConfig
 from fourleaf.model.work import Run, Work
 
 GROWTH = 256
+
+
+class AttentionCache(Protocol):
+    """What an attention layer asks of its memory, contiguous (`KeyValues`) or in pages (the engine's)."""
+
+    def extend(self, keys: Tensor, values: Tensor, work: Work) -> None:
+        """Writes the causal rows, [R, G, A] each, behind each sequence's committed ones."""
+
+    def of_run(self, run: Run) -> tuple[Tensor, Tensor]:
+        """Keys and values of a run's sequences, this forward's rows among them: [B, G, num_keys, A] each."""
+        ...
+
+    def of_canvases(self, work: Work) -> tuple[Tensor, Tensor]:
+        """The history of each canvas: [C, G, num_history, A] each."""
+        ...
 
 
 @dataclass
@@ -113,7 +129,7 @@ class Recurrent:
 class State:
     """The committed memory of B sequences. `lengths` are committed positions; `Transformer.forward` moves them on."""
 
-    def __init__(self, layers: list[KeyValues | Recurrent], lengths: list[int]) -> None:
+    def __init__(self, layers: Sequence[AttentionCache | Recurrent], lengths: list[int]) -> None:
         self.layers = layers
         self.lengths = lengths
 

@@ -17,7 +17,7 @@ from fourleaf.model.config import ModelConfig
 from fourleaf.model.deltanet import DeltaNet
 from fourleaf.model.layers import MLP, Derived, Fused, Replacement, RMSNorm, rotary_angles
 from fourleaf.model.moe import Experts, MixtureOfExperts, Router
-from fourleaf.model.state import KeyValues, Recurrent, State
+from fourleaf.model.state import AttentionCache, Recurrent, State
 from fourleaf.model.work import Work
 
 
@@ -38,14 +38,14 @@ class Layer(nn.Module):
         self.parts = Derived(self._parts)
 
     def forward(
-        self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | Recurrent | None
+        self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: AttentionCache | Recurrent | None
     ) -> tuple[Tensor, Tensor | None]:
         """x: [R, D] -> (x [R, D], router logits [R, E] or None)."""
         if not torch.is_grad_enabled() and not self.is_moe:
             return self._serve(x, work, angles, cache), None
         normed = self.input_layernorm(x)
         if self.is_attention:
-            assert cache is None or isinstance(cache, KeyValues)
+            assert not isinstance(cache, Recurrent)
             x = x + self.self_attn(normed, work, angles, cache)
         else:
             assert cache is None or isinstance(cache, Recurrent)
@@ -61,7 +61,7 @@ class Layer(nn.Module):
         mixer = self.self_attn if self.is_attention else self.linear_attn
         return mixer.forward, self.mlp.forward, self.input_layernorm.gain(), self.post_attention_layernorm.gain()
 
-    def _serve(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: KeyValues | Recurrent | None) -> Tensor:
+    def _serve(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: AttentionCache | Recurrent | None) -> Tensor:
         """The same, without what a call of a module and the look-up of its parts cost: a tenth of an `ar` step."""
         mix, mlp, before, between = self.parts()
         normed = serving.rms_norm(x, *before)

@@ -1,0 +1,328 @@
+"""One answer being decoded: what it needs of the next forward, and what comes of its logits.
+
+`known` are the prompt and all tokens that are decided; `num_cached` of them are in the cache. The rest is pending: the
+prompt at first, then a finished block, or the last token of `ar`. A canvas begins where the cache will end when what is
+pending has run; under `draft` its row 0 is the last known token, pinned.
+
+Shapes: W rows whose logits were asked for, N canvas rows, Y vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourleaf.diffusion.draft import accept
+from fourleaf.diffusion.policy import Canvas, Noise, is_done, num_final, reveal, wanted_rows
+from fourleaf.diffusion.sampling import Sampling, adjust, choose, entropy, greedy, probabilities
+from fourleaf.engine.logprobs import token_logprobs
+from fourleaf.engine.pages import PAGE_SIZE
+from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, TokenLogprob, Usage
+from fourleaf.text.stops import StopFinder
+
+# A drafted row is worth verifying while the product of the confidences before it is above this.
+LEAST_HOPE = 0.1
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids that decoding must know. mask: never a token of an answer; None for an AR model of another project."""
+
+    end: int
+    mask: int | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one request brings to a forward.
+
+    causal: known tokens to run behind the cached ones. canvas: [N] ids, the mask id where masked, or None. wanted: rows
+    (causal ones first) whose logits come back; none for a piece of a prefill. is_held: the causal rows are verified.
+    """
+
+    causal: list[int]
+    canvas: NDArray[np.int64] | None
+    wanted: list[int]
+    is_held: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.causal) + (0 if self.canvas is None else len(self.canvas))
+
+
+class Sequence:
+    """One answer. The engine asks `need`, runs it, and gives the logits to `take`."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        params: GenerateParams,
+        max_tokens: int,
+        vocabulary: Vocabulary,
+        block_size: int,
+        observe: Callable[[Frame], None] | None = None,
+        stops: StopFinder | None = None,
+    ) -> None:
+        self.prompt, self.params, self.max_tokens = prompt, params, max_tokens
+        self.vocabulary, self.block_size, self.observe, self.stops = vocabulary, block_size, observe, stops
+        self.sampling, self.noise = Sampling.of(params), Noise(params.seed, params.choice)
+        self.known = list(prompt)
+        self.num_cached = 0
+        self.num_completed = 0  # decided tokens of the answer, an end token included
+        self.finish_reason: FinishReason | None = None
+        self.splits: list[int] = []  # positions at which a prefill must pause
+        self.canvas: Canvas | None = None
+        self.accepted = 0  # rows of the last verified block that stand
+        self.cached_tokens = 0  # of the prompt, found in the prefix cache
+        self._mode: FixedMode = "diffuse" if params.mode == "auto" else params.mode
+        self._is_anchored = False  # whether causal logits decided the last known token
+        self._is_prefilled = False
+        self._is_verifying = False
+        self._num_draws = 0
+        self._proposed: Tensor | None = None
+        self._wanted: list[int] = []
+        self._logprobs: dict[int, TokenLogprob] = {}
+        self._counts = torch.zeros(vocabulary.size, dtype=torch.int32) if self.sampling.has_penalties else None
+        self._forwards = self._rows = self._passes = self._blocks = 0
+
+    @property
+    def num_wanted_positions(self) -> int:
+        """Positions whose keys and values the next forwards write, at most: known tokens, then a block."""
+        return len(self.known) + self.block_size
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than a block is pending, as at the start and after a preemption."""
+        return not self._is_prefilled
+
+    @property
+    def num_pending(self) -> int:
+        """Causal rows before the next logits."""
+        return self._target - self.num_cached
+
+    @property
+    def _target(self) -> int:
+        return len(self.known) if self.canvas is None else self.canvas.start
+
+    def usage(self) -> Usage:
+        return Usage(
+            len(self.prompt),
+            self.num_completed,
+            self._forwards,
+            self._rows,
+            self._passes,
+            blocks=self._blocks,
+            cached_tokens=self.cached_tokens,
+        )
+
+    def preempt(self) -> None:
+        """Forgets what is cached. Canvas, random numbers and counts stay: the answer goes on as it would have."""
+        self.num_cached, self.splits = 0, []
+        self._is_prefilled = False
+
+    def need(self, most_causal: int) -> Need:
+        """The next forward's rows, with at most `most_causal` of a prefill."""
+        assert self.finish_reason is None
+        if self.canvas is None:
+            self._open_canvas()
+        canvas = self.canvas
+        if self._is_verifying:
+            assert canvas is not None
+            if self.num_cached == canvas.start:
+                tokens = canvas.tokens.tolist()
+                return Need(tokens, None, list(range(len(tokens))), is_held=True)
+        target = self._target
+        end = self._end_of_causal(target, most_causal)
+        causal = self.known[self.num_cached : end]
+        if end < target or self._is_verifying:
+            return Need(causal, None, [])
+        if canvas is None:
+            return Need(causal, None, [len(causal) - 1])
+        self._wanted = wanted_rows(self.params, canvas, self.vocabulary.end)
+        assert self.vocabulary.mask is not None
+        ids = np.where(canvas.masked, self.vocabulary.mask, canvas.tokens)
+        return Need(causal, ids, [len(causal) + row for row in self._wanted])
+
+    def take(self, need: Need, logits: Tensor) -> Delta | None:
+        """Goes on by what a forward gave. logits: [W, Y]. -> what is final now, if anything is."""
+        self._forwards += self._is_prefilled
+        self._rows += self._is_prefilled * need.num_rows
+        self.accepted = 0
+        if need.is_held:
+            return self._verify(logits)
+        self.num_cached += len(need.causal)
+        self._is_prefilled = self._is_prefilled or self.num_cached == self._target
+        if not need.wanted:
+            return None
+        if self.canvas is None:
+            return self._next_token(logits)
+        return self._propose(logits) if self._mode == "draft" else self._next_pass(logits)
+
+    def _end_of_causal(self, target: int, most: int) -> int:
+        """Where this forward's causal rows end: prefills pause at `splits` and otherwise at ends of pages, so that hot
+        and cold ones run the same pieces."""
+        end = min([target, *(split for split in self.splits if split > self.num_cached)])
+        if end - self.num_cached > most:
+            end = (self.num_cached + most) // PAGE_SIZE * PAGE_SIZE
+            assert end > self.num_cached, f"{most} rows are no page"
+        return end
+
+    def _open_canvas(self) -> None:
+        left = self.max_tokens - self.num_completed
+        if self._mode == "diffuse":
+            assert self.vocabulary.mask is not None
+            self.canvas = Canvas.blank(len(self.known), min(self.block_size, left), self.vocabulary.mask)
+        elif self._mode == "draft" and self._is_anchored and left > 1:
+            assert self.vocabulary.mask is not None
+            rows = min(self.block_size, left)  # the last token that may come is the bonus of a block
+            self.canvas = Canvas.blank(len(self.known) - 1, rows, self.vocabulary.mask, {0: self.known[-1]})
+
+    def _adjust(self, logits: Tensor) -> Tensor:
+        return adjust(logits, self.sampling, self.vocabulary.mask, self._all_counts())
+
+    def _all_counts(self) -> Tensor | None:
+        """Of the answer's tokens, those that a canvas of `diffuse` shows behind the decided ones included."""
+        canvas = self.canvas
+        if self._counts is None or canvas is None or self._mode == "draft":
+            return self._counts
+        shown = canvas.tokens[len(self.known) - canvas.start :][~canvas.masked[len(self.known) - canvas.start :]]
+        return self._counts + torch.bincount(torch.from_numpy(shown), minlength=len(self._counts))
+
+    def _next_token(self, logits: Tensor) -> Delta | None:
+        """The last causal row's logits decide one token."""
+        params = self.params
+        if params.temperature == 0 and self.sampling.is_plain and params.logprobs is None:
+            tokens = greedy(logits, self.vocabulary.mask)
+        else:
+            adjusted = self._adjust(logits)
+            tokens, _ = choose(adjusted, self.sampling, [len(self.known)], self._num_draws, self.noise)
+            self._note(adjusted, tokens, [len(self.known)], 0)
+        self._num_draws += 1
+        self._is_anchored = True
+        return self._decide(tokens)
+
+    def _next_pass(self, logits: Tensor) -> Delta | None:
+        """`diffuse`: a pass reveals rows; a finished block becomes pending, to be committed with the next pass."""
+        canvas, params, end_id = self.canvas, self.params, self.vocabulary.end
+        assert canvas is not None
+        adjusted = self._adjust(logits)
+        positions = [canvas.start + row for row in self._wanted]
+        tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
+        spread = entropy(adjusted) if params.policy == "entropy" else None
+        change = reveal(params, canvas, self._wanted, tokens, sure, spread, end_id)
+        if params.logprobs is not None:
+            index = [self._wanted.index(row) for row in change.rows]
+            self._note(adjusted[index], change.tokens, [canvas.start + row for row in change.rows], canvas.num_passes)
+        canvas.apply(change)
+        self._passes += 1
+        self._num_draws += 1
+        self._show(canvas)
+        final = num_final(params, canvas, end_id)
+        fresh = canvas.tokens[len(self.known) - canvas.start : final].tolist()
+        if is_done(params, canvas, end_id):
+            if canvas.end_row(end_id) is not None:
+                fresh.append(end_id)
+            self._close_canvas()
+        return self._decide(fresh)
+
+    def _propose(self, logits: Tensor) -> None:
+        """`draft`: one pass proposes what follows row 0; what is too unlikely to stand is not worth verifying."""
+        canvas, end_id = self.canvas, self.vocabulary.end
+        assert canvas is not None
+        adjusted = self._adjust(logits)
+        positions = [canvas.start + row for row in self._wanted]
+        tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
+        hope = np.cumprod([1.0, *sure[:-1]])
+        num = max(1, int((hope > LEAST_HOPE).sum()))
+        if end_id in tokens[:num]:
+            num = tokens.index(end_id) + 1
+        self._proposed = None if self.params.temperature == 0 else probabilities(adjusted[:num], self.sampling)
+        canvas.reveal(list(range(1, num + 1)), tokens[:num])
+        self._passes += 1
+        self._num_draws += 1
+        self._show(canvas)
+        self.canvas = Canvas(canvas.start, canvas.tokens[: num + 1], canvas.masked[: num + 1])
+        self._is_verifying = True
+
+    def _verify(self, logits: Tensor) -> Delta | None:
+        """`draft`: the causal logits of a proposed block say how much of it stands, and what follows that."""
+        canvas, vocabulary = self.canvas, self.vocabulary
+        assert canvas is not None
+        found = accept(
+            logits,
+            canvas.tokens[1:].tolist(),
+            self._proposed,
+            self._adjusted_row if self.sampling.has_penalties else None,
+            self.sampling,
+            start=canvas.start + 1,
+            pass_index=self._num_draws,
+            noise=self.noise,
+            mask_id=vocabulary.mask,
+            end_id=vocabulary.end,
+        )
+        self._note(found.adjusted, found.decided, [len(self.known) + i for i in range(len(found.decided))], 0)
+        self._num_draws += 1
+        self._close_canvas()
+        self._is_verifying = False
+        self.accepted = 1 + len(found.tokens)
+        self.num_cached += self.accepted
+        return self._decide(found.decided)
+
+    def _adjusted_row(self, row: int, logits: Tensor) -> Tensor:
+        """Causal logits [Y] behind row `row` of a verified block, given that its rows up to there stand."""
+        canvas, counts = self.canvas, self._counts
+        assert canvas is not None
+        if counts is not None:
+            shown = torch.from_numpy(canvas.tokens[1 : row + 1])
+            counts = counts + torch.bincount(shown, minlength=len(counts))
+        return adjust(logits[None], self.sampling, self.vocabulary.mask, counts)[0]
+
+    def _close_canvas(self) -> None:
+        self.canvas = None
+        self._is_anchored = self._mode == "draft"
+        self._blocks += 1
+
+    def _decide(self, tokens: list[int]) -> Delta | None:
+        """Takes tokens as final, up to where the answer ends."""
+        sent: list[int] = []
+        for token in tokens:
+            self.num_completed += 1
+            if token == self.vocabulary.end or token in self.params.stop_token_ids:
+                self.finish_reason = "stop"
+                break
+            self.known.append(token)
+            sent.append(token)
+            if self._counts is not None:
+                self._counts[token] += 1
+            if self.stops is not None and self.stops.feed(token):
+                self.finish_reason = "stop"
+                break
+            if self.num_completed >= self.max_tokens:
+                self.finish_reason = "length"
+                break
+        if not sent and self.finish_reason is None:
+            return None
+        logprobs = None
+        if self.params.logprobs is not None:
+            begin = len(self.known) - len(sent)
+            logprobs = tuple(self._logprobs.pop(begin + i) for i in range(len(sent)))
+        usage = None if self.finish_reason is None else self.usage()
+        return Delta(tuple(sent), self.finish_reason, usage, logprobs)
+
+    def _note(self, adjusted: Tensor, tokens: list[int], positions: list[int], pass_index: int) -> None:
+        """Keeps log-probabilities of chosen tokens, by position, until they are sent. adjusted: [M, Y]."""
+        count = self.params.logprobs
+        if count is not None and tokens:
+            found = token_logprobs(adjusted, tokens, pass_index, count)
+            self._logprobs.update(zip(positions, found, strict=True))
+
+    def _show(self, canvas: Canvas) -> None:
+        if self.observe is not None:
+            tokens, masked = tuple(canvas.tokens.tolist()), tuple(canvas.masked.tolist())
+            self.observe(Frame(self._blocks, canvas.start, canvas.num_passes - 1, tokens, masked))
