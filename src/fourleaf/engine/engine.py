@@ -19,12 +19,14 @@ import torch
 
 from fourleaf.checkpoint.quantised import load_checkpoint
 from fourleaf.engine.core import Core, Limits, Sink
+from fourleaf.engine.guide import Guide
 from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.engine.sequence import Sequence, Vocabulary
 from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.foreign import read_tokenizer
+from fourleaf.text.grammar import compile_constraint
 from fourleaf.text.router import Router, opens_in_reasoning
 from fourleaf.text.stops import StopFinder
 from fourleaf.text.tokenizer import MASK, Tokenizer
@@ -174,7 +176,11 @@ class Engine:
         if params.stop:
             opened = opens_in_reasoning(self.tokenizer, prompt_ids)
             stops = StopFinder(params.stop, Router(self.tokenizer, self.chat.markup, reasoning=opened))
-        return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops)
+        guide = None
+        if params.constraint is not None:
+            grammar = compile_constraint(params.constraint, self.tokenizer, config.vocab_size)
+            guide = Guide(grammar.matcher(), self.end_id)
+        return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide)
 
     def submit(self, sequence: Sequence, sink: Sink) -> Ticket:
         """Puts a request in line; `sink` is called by whoever drives, with each delta or with what went wrong."""

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourleaf.diffusion.draft import accept
-from fourleaf.diffusion.policy import Canvas, Noise, is_done, num_final, reveal, wanted_rows
+from fourleaf.diffusion.policy import Canvas, Noise, Reveal, is_done, num_final, reveal, wanted_rows
 from fourleaf.diffusion.sampling import Sampling, adjust, choose, entropy, greedy, probabilities
+from fourleaf.engine.guide import Guide
 from fourleaf.engine.logprobs import token_logprobs
 from fourleaf.engine.pages import PAGE_SIZE
 from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, TokenLogprob, Usage
@@ -68,9 +69,11 @@ class Sequence:
         block_size: int,
         observe: Callable[[Frame], None] | None = None,
         stops: StopFinder | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.prompt, self.params, self.max_tokens = prompt, params, max_tokens
-        self.vocabulary, self.block_size, self.observe, self.stops = vocabulary, block_size, observe, stops
+        self.vocabulary, self.block_size, self.observe = vocabulary, block_size, observe
+        self.stops, self.guide = stops, guide
         self.sampling, self.noise = Sampling.of(params), Noise(params.seed, params.choice)
         self.known = list(prompt)
         self.num_cached = 0
@@ -146,7 +149,10 @@ class Sequence:
             return Need(causal, None, [len(causal) - 1])
         self._wanted = wanted_rows(self.params, canvas, self.vocabulary.end)
         assert self.vocabulary.mask is not None
-        ids = np.where(canvas.masked, self.vocabulary.mask, canvas.tokens)
+        if self.guide is None or self._mode == "draft":
+            ids = np.where(canvas.masked, self.vocabulary.mask, canvas.tokens)
+        else:
+            self._wanted, ids = np.flatnonzero(canvas.masked).tolist(), self.guide.shown(canvas, self.vocabulary.mask)
         return Need(causal, ids, [len(causal) + row for row in self._wanted])
 
     def take(self, need: Need, logits: Tensor) -> Delta | None:
@@ -174,7 +180,7 @@ class Sequence:
         return end
 
     def _open_canvas(self) -> None:
-        left = self.max_tokens - self.num_completed
+        left = self._left
         if self._mode == "diffuse":
             assert self.vocabulary.mask is not None
             self.canvas = Canvas.blank(len(self.known), min(self.block_size, left), self.vocabulary.mask)
@@ -183,8 +189,19 @@ class Sequence:
             rows = min(self.block_size, left)  # the last token that may come is the bonus of a block
             self.canvas = Canvas.blank(len(self.known) - 1, rows, self.vocabulary.mask, {0: self.known[-1]})
 
-    def _adjust(self, logits: Tensor) -> Tensor:
-        return adjust(logits, self.sampling, self.vocabulary.mask, self._all_counts())
+    @property
+    def _left(self) -> int:
+        """Tokens that the answer may still have, the end token among them."""
+        return self.max_tokens - self.num_completed
+
+    def _adjust(self, logits: Tensor, allowed: Tensor | None = None) -> Tensor:
+        return adjust(logits, self.sampling, self.vocabulary.mask, self._all_counts(), allowed)
+
+    def _choose_row(self, adjusted: Tensor, row: int) -> tuple[int, float]:
+        """A canvas row's token under the grammar. adjusted: [1, Y]."""
+        assert self.canvas is not None
+        tokens, sure = choose(adjusted, self.sampling, [self.canvas.start + row], self._num_draws, self.noise)
+        return tokens[0], sure[0]
 
     def _all_counts(self) -> Tensor | None:
         """Of the answer's tokens, those that a canvas of `diffuse` shows behind the decided ones included."""
@@ -197,12 +214,14 @@ class Sequence:
     def _next_token(self, logits: Tensor) -> Delta | None:
         """The last causal row's logits decide one token."""
         params = self.params
-        if params.temperature == 0 and self.sampling.is_plain and params.logprobs is None:
+        guide, position = self.guide, len(self.known)
+        if params.temperature == 0 and self.sampling.is_plain and params.logprobs is None and guide is None:
             tokens = greedy(logits, self.vocabulary.mask)
         else:
-            adjusted = self._adjust(logits)
-            tokens, _ = choose(adjusted, self.sampling, [len(self.known)], self._num_draws, self.noise)
-            self._note(adjusted, tokens, [len(self.known)], 0)
+            adjusted = self._adjust(logits, None if guide is None else guide.allowed())
+            tokens, _ = choose(adjusted, self.sampling, [position], self._num_draws, self.noise)
+            tokens = tokens if guide is None else guide.settle(tokens, self._left)
+            self._note(adjusted, tokens[:1], [position], 0)
         self._num_draws += 1
         self._is_anchored = True
         return self._decide(tokens)
@@ -214,8 +233,12 @@ class Sequence:
         adjusted = self._adjust(logits)
         positions = [canvas.start + row for row in self._wanted]
         tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
-        spread = entropy(adjusted) if params.policy == "entropy" else None
-        change = reveal(params, canvas, self._wanted, tokens, sure, spread, end_id)
+        if self.guide is not None:
+            walk = self.guide.walk(canvas, adjusted, (tokens, sure), self._choose_row, params.threshold, self._left)
+            change = Reveal(walk.rows, walk.tokens)
+        else:
+            spread = entropy(adjusted) if params.policy == "entropy" else None
+            change = reveal(params, canvas, self._wanted, tokens, sure, spread, end_id)
         if params.logprobs is not None:
             index = [self._wanted.index(row) for row in change.rows]
             self._note(adjusted[index], change.tokens, [canvas.start + row for row in change.rows], canvas.num_passes)
@@ -223,10 +246,14 @@ class Sequence:
         self._passes += 1
         self._num_draws += 1
         self._show(canvas)
-        final = num_final(params, canvas, end_id)
+        end = canvas.end_row(end_id)
+        if self.guide is None:
+            final, is_over = num_final(params, canvas, end_id), is_done(params, canvas, end_id)
+        else:  # what the walk has settled is final, whatever the policy
+            final, is_over = canvas.num_settled if end is None else end, canvas.is_done(end_id)
         fresh = canvas.tokens[len(self.known) - canvas.start : final].tolist()
-        if is_done(params, canvas, end_id):
-            if canvas.end_row(end_id) is not None:
+        if is_over:
+            if end is not None:
                 fresh.append(end_id)
             self._close_canvas()
         return self._decide(fresh)
@@ -236,13 +263,19 @@ class Sequence:
         canvas, end_id = self.canvas, self.vocabulary.end
         assert canvas is not None
         adjusted = self._adjust(logits)
-        positions = [canvas.start + row for row in self._wanted]
-        tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
+        if self.guide is None:
+            positions = [canvas.start + row for row in self._wanted]
+            tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
+        else:
+            walk = self.guide.propose(canvas, adjusted, self._choose_row)
+            tokens, sure = walk.tokens, walk.confidence
         hope = np.cumprod([1.0, *sure[:-1]])
         num = max(1, int((hope > LEAST_HOPE).sum()))
         if end_id in tokens[:num]:
             num = tokens.index(end_id) + 1
-        self._proposed = None if self.params.temperature == 0 else probabilities(adjusted[:num], self.sampling)
+        # Under a grammar q would need each row's mask: taken for certain, proposals are as exact, and fewer stand.
+        is_drawn = self.params.temperature > 0 and self.guide is None
+        self._proposed = probabilities(adjusted[:num], self.sampling) if is_drawn else None
         canvas.reveal(list(range(1, num + 1)), tokens[:num])
         self._passes += 1
         self._num_draws += 1
@@ -254,11 +287,14 @@ class Sequence:
         """`draft`: the causal logits of a proposed block say how much of it stands, and what follows that."""
         canvas, vocabulary = self.canvas, self.vocabulary
         assert canvas is not None
+        proposals = canvas.tokens[1:].tolist()
+        if self.guide is not None:
+            self.guide.follow(proposals)
         found = accept(
             logits,
-            canvas.tokens[1:].tolist(),
+            proposals,
             self._proposed,
-            self._adjusted_row if self.sampling.has_penalties else None,
+            self._adjusted_row if self.sampling.has_penalties or self.guide is not None else None,
             self.sampling,
             start=canvas.start + 1,
             pass_index=self._num_draws,
@@ -266,13 +302,15 @@ class Sequence:
             mask_id=vocabulary.mask,
             end_id=vocabulary.end,
         )
-        self._note(found.adjusted, found.decided, [len(self.known) + i for i in range(len(found.decided))], 0)
+        decided = found.decided
+        self._note(found.adjusted, decided, [len(self.known) + i for i in range(len(decided))], 0)
         self._num_draws += 1
         self._close_canvas()
         self._is_verifying = False
-        self.accepted = 1 + len(found.tokens)
+        stand = decided if self.guide is None else self.guide.settle(decided, self._left)
+        self.accepted = 1 + _num_equal(found.tokens, stand)
         self.num_cached += self.accepted
-        return self._decide(found.decided)
+        return self._decide(stand)
 
     def _adjusted_row(self, row: int, logits: Tensor) -> Tensor:
         """Causal logits [Y] behind row `row` of a verified block, given that its rows up to there stand."""
@@ -281,7 +319,8 @@ class Sequence:
         if counts is not None:
             shown = torch.from_numpy(canvas.tokens[1 : row + 1])
             counts = counts + torch.bincount(shown, minlength=len(counts))
-        return adjust(logits[None], self.sampling, self.vocabulary.mask, counts)[0]
+        allowed = None if self.guide is None else self.guide.allowed_behind(row)
+        return adjust(logits[None], self.sampling, self.vocabulary.mask, counts, allowed)[0]
 
     def _close_canvas(self) -> None:
         self.canvas = None
@@ -311,7 +350,8 @@ class Sequence:
         logprobs = None
         if self.params.logprobs is not None:
             begin = len(self.known) - len(sent)
-            logprobs = tuple(self._logprobs.pop(begin + i) for i in range(len(sent)))
+            # What a grammar forced was certain, and no row was asked.
+            logprobs = tuple(self._logprobs.pop(begin + i, TokenLogprob(0.0, 0)) for i in range(len(sent)))
         usage = None if self.finish_reason is None else self.usage()
         return Delta(tuple(sent), self.finish_reason, usage, logprobs)
 
@@ -326,3 +366,11 @@ class Sequence:
         if self.observe is not None:
             tokens, masked = tuple(canvas.tokens.tolist()), tuple(canvas.masked.tolist())
             self.observe(Frame(self._blocks, canvas.start, canvas.num_passes - 1, tokens, masked))
+
+
+def _num_equal(proposals: list[int], tokens: list[int]) -> int:
+    """How many leading ones are the same."""
+    num = 0
+    while num < min(len(proposals), len(tokens)) and proposals[num] == tokens[num]:
+        num += 1
+    return num
