@@ -10,8 +10,8 @@ from fourleaf.diffusion.constraint import (
     GapMatcher,
     Trail,
     first_unreachable,
-    settle,
     settled,
+    take,
     take_forced,
     takes,
     walk,
@@ -57,6 +57,9 @@ class Strings:
 
     def copy(self):
         return Strings(self.answers, self.text, self.reserve, self.ended)
+
+    def adopt(self, other):
+        self.text, self.ended, self.reserve = other.text, other.ended, other.reserve
 
     def ending(self, limit, goal=()):
         """The shortest, by trying all."""
@@ -233,7 +236,7 @@ def test_an_answer_ends_within_any_limit_that_one_of_the_listed_strings_fits(max
         assert (tokens[-1] == END) == (shortest <= max_tokens), (answers, tokens)
 
 
-def test_settling_gives_way_only_where_brute_force_finds_no_ending():
+def test_a_token_gives_way_only_where_brute_force_finds_no_ending():
     for seed in range(80):
         rng = random.Random(seed)
         matcher = Strings(some_answers(rng))
@@ -244,14 +247,21 @@ def test_settling_gives_way_only_where_brute_force_finds_no_ending():
             behind = matcher.copy()
             behind.advance(token)
             fits = token == END or behind.ending(left - 1) is not None
-            put = settle(matcher, token, left, END)
+            after = matcher.copy()
+            put = take(after, token, left, END)
             assert (put == token) == fits
-            assert matcher.accepts(put)
+            assert after.text == matcher.text + WORDS[put]
 
 
 def test_without_a_reserve_nothing_is_hurried():
     matcher = Strings(["aaaaaaaa", "b"], reserve=0)
-    assert settle(matcher, 2, 2, END) == 2
+    assert take(matcher, 2, 2, END) == 2
+
+
+def test_where_nothing_fits_the_limit_endings_are_not_watched_any_more():
+    matcher = Strings(["aaaaaaaa", "bbbbbbbbbb"])
+    assert take(matcher, 2, 4, END) == 2
+    assert matcher.reserve == 0
 
 
 def test_drawn_tokens_stand_up_to_the_first_that_gives_way():

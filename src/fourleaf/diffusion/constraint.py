@@ -7,7 +7,7 @@ the row takes it where the grammar does, because renormalising can only have mad
 
 Near the limit of its length an answer is brought to its end: a token after which it could not end in time gives way to
 the first of an ending that fits. This looks at the text before the token alone, so that `ar`, `draft` and `diffuse` do
-the same: sample, then `settle`.
+the same: sample, then `take`.
 
 Shapes: N rows of a canvas, Y vocabulary.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,7 @@ Choice = tuple[int, float]  # a token and its confidence
 class Matcher(Protocol):
     """Where an answer stands in its grammar. `text.grammar.GrammarMatcher` is one."""
 
-    @property
-    def reserve(self) -> int:
-        """Tokens before the limit from which on endings are watched; 0: an answer may be cut short."""
-        ...
+    reserve: int  # tokens before the limit from which on endings are watched; 0: an answer may be cut short
 
     @property
     def is_accepting(self) -> bool:
@@ -55,8 +52,12 @@ class Matcher(Protocol):
         """Tokens that must come next, as far as that is certain."""
         ...
 
-    def copy(self) -> Matcher:
+    def copy(self) -> Self:
         """An independent one in the same place."""
+        ...
+
+    def adopt(self, other: Self) -> None:
+        """Goes to where another copy of the same one stands."""
         ...
 
     def ending(self, limit: int, goal: Sequence[int] = ()) -> list[int] | None:
@@ -113,15 +114,15 @@ def walk(
         elif free:
             found = (free.pop(0), 1.0)
         else:
-            found = _chosen(matcher, row, choose, guesses or {}, tau, room, end_id, is_first=not rows)
+            found = _chosen(matcher, row, choose, guesses or {}, tau, is_first=not rows)
         if found is None:
             break
-        matcher.advance(found[0])
+        taken = take(matcher, found[0], None if canvas.pinned[row] else room, end_id)
         if not canvas.pinned[row]:
             rows.append(row)
-            tokens.append(found[0])
+            tokens.append(taken)
             confidence.append(found[1])
-        is_done = found[0] == end_id
+        is_done = taken == end_id
         row += 1
     ahead = {} if is_done else {r: c for r, c in proposals.items() if r > row and c[1] > tau and c[0] != end_id}
     return Walk(rows, tokens, confidence, row, ahead)
@@ -133,8 +134,6 @@ def _chosen(
     choose: Callable[[int, NDArray[np.bool_]], Choice],
     guesses: Mapping[int, Choice],
     tau: float,
-    left: int | None,
-    end_id: int,
     is_first: bool,
 ) -> Choice | None:
     """The token that a row settles on, or None where the walk stops."""
@@ -146,36 +145,40 @@ def _chosen(
         token, sure = choose(row, matcher.allowed())
         if sure <= tau and not is_first:
             return None
-    return (token if left is None else settle(matcher, token, left, end_id)), sure
+    return token, sure
 
 
-def settle(matcher: Matcher, token: int, left: int, end_id: int) -> int:
-    """The token that stands in place of `token`, which was chosen next: itself, unless behind it the answer could not
-    be brought to its end any more.
+def take(matcher: Matcher, token: int, left: int | None, end_id: int) -> int:
+    """Advances the matcher by `token`, which was chosen next, or by what stands in its place: where the answer could
+    not be brought to its end behind it, the first token of an ending that fits. -> the token taken.
 
-    left: tokens that the answer may still have, this one and the end token included. Where no ending is found that
-    fits, the token stands: the answer ends with `length`.
+    left: tokens that the answer may still have, this one and the end token included; None: endings are not watched.
+    Where no ending is found that fits, the token is taken and endings are not watched any more: the answer will end
+    with `length`.
     """
-    if left > matcher.reserve or token == end_id:
+    if left is None or left > matcher.reserve or token == end_id or matcher.forced():
+        matcher.advance(token)
         return token
     behind = matcher.copy()
     behind.advance(token)
-    if behind.ending(left - 1) is not None:
-        return token
-    ending = matcher.ending(left)
-    return ending[0] if ending else token
+    if behind.ending(left - 1) is None:
+        ending = matcher.ending(left)
+        if ending is None:
+            behind.reserve = 0
+        elif ending[0] != token:
+            token, behind = ending[0], matcher.copy()
+            behind.advance(token)
+    matcher.adopt(behind)
+    return token
 
 
 def settled(matcher: Matcher, tokens: Sequence[int], left: int, end_id: int) -> list[int]:
-    """`settle` for tokens that were drawn one after another, under `ar` (one token) and `draft` (those that stand and
-    the one behind them). Advances the matcher. Ends with the first that gives way: what was drawn behind it had
-    another text before it."""
+    """`take` for tokens that were drawn one after another, under `ar` (one token) and `draft` (those that stand and the
+    one behind them). Ends with the first that gives way: what was drawn behind it had another text before it."""
     stand: list[int] = []
     for token in tokens:
-        put = settle(matcher, token, left - len(stand), end_id)
-        matcher.advance(put)
-        stand.append(put)
-        if put != token or put == end_id:
+        stand.append(take(matcher, token, left - len(stand), end_id))
+        if stand[-1] != token or token == end_id:
             break
     return stand
 
@@ -213,7 +216,7 @@ class Trail:
 
 class GapMatcher:
     """A grammar as one gap of an infilling sees it: it ends with the gap-end token, where the pinned tokens behind it
-    are legal. `ending` and `settle` then keep a gap such that they become so within its limit."""
+    are legal. `ending` and `take` then keep a gap such that they become so within its limit."""
 
     def __init__(self, inner: Matcher, pins: Sequence[int], limit: int, gap_end_id: int, end_id: int) -> None:
         """inner: stands at the gap's start, and is advanced with the gap. pins: at least one token. limit: the gap's
@@ -252,9 +255,13 @@ class GapMatcher:
         return [token for token in self._inner.forced()[:1] if token != self._end_id]
 
     def copy(self) -> GapMatcher:
-        twin = GapMatcher(self._inner.copy(), self._pins, self.reserve - 1, self._gap_end_id, self._end_id)
-        twin._has_ended = self._has_ended
+        twin = GapMatcher(self._inner.copy(), self._pins, 0, self._gap_end_id, self._end_id)
+        twin._has_ended, twin.reserve = self._has_ended, self.reserve
         return twin
+
+    def adopt(self, other: GapMatcher) -> None:
+        self._inner.adopt(other._inner)
+        self._has_ended, self.reserve = other._has_ended, other.reserve
 
     def ending(self, limit: int, goal: Sequence[int] = ()) -> list[int] | None:
         assert not goal, "a gap leads to its pins"

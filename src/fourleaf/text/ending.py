@@ -1,12 +1,14 @@
 """A short way to the end of an answer, searched for with nothing but a matcher: which tokens bring it to its end token.
 
 First greedily, by what closes things in JSON; where that runs in circles (regular expressions), breadth first over
-single bytes, where positions that allow the same tokens count as one. Both find endings that are legal; neither proves
-that none is shorter, and a search that gives up proves nothing.
+single bytes, where places that allow the same tokens count as one: at first among all, which makes the search short,
+then among those of one length, which a counted repetition needs. All find endings that are legal; none proves that none
+is shorter, and a search that gives up proves nothing.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,8 +17,8 @@ from numpy.typing import NDArray
 
 from fourleaf.text.tokenizer import Tokenizer
 
-MAX_WIDTH = 24  # positions that the breadth-first search keeps of each length
-MAX_STEPS = 4_096  # tokens that one search tries
+MAX_WIDTH = 6  # places that the second search keeps of each length
+MAX_STEPS = 1_500  # tokens that one search tries
 
 
 class Position(Protocol):
@@ -45,6 +47,7 @@ def ending(
         # The searches go by bytes, which become fewer tokens when they are divided again: hence more room.
         found = _greedy(position.copy(), tokenizer, 4 * limit, goal, tokenizer.encode(closing))
         found = found or _search(position, tokenizer, 4 * limit, goal)
+        found = found or _search(position, tokenizer, 4 * limit, goal, MAX_WIDTH)
     if found is None:
         return None
     shorter = min(found, _divided_again(position, tokenizer, found, goal), key=len)
@@ -108,34 +111,44 @@ def _rank(word: bytes, is_control: bool) -> int:
     return 10 + len(word) if word.isalnum() else 30 + len(word)
 
 
-_ranked: dict[int, tuple[Tokenizer, NDArray[np.int64]]] = {}
+_ranked: weakref.WeakKeyDictionary[Tokenizer, NDArray[np.int64]] = weakref.WeakKeyDictionary()
 
 
 def _ranks(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    if id(tokenizer) not in _ranked:
+    if tokenizer not in _ranked:
         ranks = [_rank(tokenizer.token_bytes(i), i in tokenizer.special_ids) for i in range(tokenizer.vocab_size)]
-        _ranked[id(tokenizer)] = (tokenizer, np.array(ranks))
-    return _ranked[id(tokenizer)][1]
+        _ranked[tokenizer] = np.array(ranks)
+    return _ranked[tokenizer]
 
 
-def _search(position: Position, tokenizer: Tokenizer, limit: int, goal: list[int]) -> list[int] | None:
-    """Breadth first; of positions of one length that allow the same tokens one is followed."""
+def _search(
+    position: Position, tokenizer: Tokenizer, limit: int, goal: list[int], width: int | None = None
+) -> list[int] | None:
+    """Breadth first. Without a width, places that allow the same tokens count as one; with it, of each length only,
+    and so many are kept."""
     level: list[tuple[list[int], Position]] = [([], position)]
+    seen = {position.allowed().tobytes()}
     steps = 0
-    while level and steps < MAX_STEPS:
-        following: dict[bytes, tuple[list[int], Position]] = {}
+    while level:
+        following: list[tuple[list[int], Position]] = []
+        seen = seen if width is None else set()
         for tokens, here in level:
             for run in _runs(here, tokenizer, goal == [tokenizer.end_id]):
                 steps += 1
                 if len(tokens) + len(run) > limit:
                     continue
+                if steps > MAX_STEPS:
+                    return None
                 there = here.copy()
                 for token in run:
                     there.advance(token)
                 if takes(there, goal):
                     return tokens + run
-                following.setdefault(there.allowed().tobytes(), (tokens + run, there))
-        level = sorted(following.values(), key=lambda found: len(found[0]))[:MAX_WIDTH]
+                mask = there.allowed().tobytes()
+                if mask not in seen:
+                    seen.add(mask)
+                    following.append((tokens + run, there))
+        level = sorted(following, key=lambda found: len(found[0]))[:width]
     return None
 
 
@@ -145,7 +158,8 @@ def _runs(position: Position, tokenizer: Tokenizer, is_whole: bool) -> list[list
         return [forced if is_whole else forced[:1]]
     tokens = np.flatnonzero(position.allowed()[: tokenizer.vocab_size]).tolist()
     single = [[t] for t in tokens if t in tokenizer.special_ids or len(tokenizer.token_bytes(t)) == 1]
-    return single or [[t] for t in tokens[:8]]
+    ascii_alone = [[t] for [t] in single if t in tokenizer.special_ids or tokenizer.token_bytes(t)[0] < 128]
+    return ascii_alone or single or [[t] for t in tokens[:8]]
 
 
 def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int], goal: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ control tokens by id alone, so a text that spells a tag is text. The end token i
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from fourleaf.errors import ConfigError, RequestError
 from fourleaf.text.constraint import Constraint, Tools
-from fourleaf.text.ending import ending
+from fourleaf.text.ending import ending, takes
 from fourleaf.text.markup import XML_CLOSING, grammar_text
 from fourleaf.text.tokenizer import Tokenizer
 
@@ -30,6 +31,7 @@ except ImportError:  # an extra: a server that constrains nothing runs without i
 MAX_GRAMMARS = 64  # compiled and kept for each tokenizer
 SLACK = 128  # tokens beyond the shortest whole answer from which on its ending is watched
 
+_NOISE = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: ")  # where in a text that no user wrote
 _REMEDY = "Constrained answers need the package llguidance: pip install 'fourleaf[grammar]'"
 
 
@@ -83,6 +85,7 @@ class GrammarMatcher:
         self.reserve = 0
         self.closing = ""
         self.ended = False
+        self._plan: list[int] = []  # an ending found at an earlier place; often it is still one
 
     def allowed(self) -> NDArray[np.bool_]:
         """[Y] bool: the tokens that may come next; none behind the end token. Raises RequestError where the grammar
@@ -112,6 +115,8 @@ class GrammarMatcher:
             return
         self._inner.consume_token(token)
         self._check()
+        if self._plan and self._plan[0] == token:
+            self._plan = self._plan[1:]
 
     @property
     def is_accepting(self) -> bool:
@@ -131,17 +136,31 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """An independent one in the same place."""
         twin = GrammarMatcher(self._inner.deep_copy(), self._vocabulary, self._num_ids)
-        twin.reserve, twin.closing, twin.ended = self.reserve, self.closing, self.ended
+        twin.reserve, twin.closing, twin.ended, twin._plan = self.reserve, self.closing, self.ended, self._plan
         return twin
+
+    def adopt(self, other: GrammarMatcher) -> None:
+        """Goes to where another copy of the same one stands, which must not be used any more."""
+        self._inner, self.ended, self._plan, self.reserve = other._inner, other.ended, other._plan, other.reserve
 
     def ending(self, limit: int, goal: Sequence[int] = ()) -> list[int] | None:
         """Tokens that bring the answer to its end token, few of them and at most `limit`; None where none were found.
         With a `goal` they lead to where its tokens are legal, and do not include them.
 
         The library knows no shortest ending, so it is searched for (`text.ending`): a found one is legal, and a shorter
-        one may exist. Deterministic.
+        one may exist. What was found at an earlier place is tried first: within a string, or anything else that may go
+        on for long, it still ends the answer. The result is a function of the tokens so far and of the earlier calls.
         """
-        return ending(self, self._vocabulary.tokenizer, limit, goal, self.closing)
+        if goal:
+            return ending(self, self._vocabulary.tokenizer, limit, goal, self.closing)
+        if not self.is_accepting:
+            for plan in (self._plan, self._plan[1:], self._plan[2:]):
+                if plan and len(plan) <= limit and takes(self, plan):
+                    self._plan = plan
+                    return plan
+        found = ending(self, self._vocabulary.tokenizer, limit, (), self.closing)
+        self._plan = found or self._plan
+        return found
 
     def _check(self) -> None:
         if self._inner.is_error():
@@ -183,7 +202,8 @@ class _Vocabulary:
         inner = llguidance.LLMatcher(self._tokens, text, log_level=0)
         warnings = [] if inner.is_error() else inner.get_grammar_warnings()
         if inner.is_error() or warnings:
-            fault = " ".join((inner.get_error() or "; ".join(warnings)).split())[:300]
+            fault = (inner.get_error() or "; ".join(warnings)).split("\n")[0]
+            fault = _NOISE.sub("", fault)[:300]
             raise RequestError(
                 f"{constraint.param} cannot be turned into a grammar: {fault}",
                 param=constraint.param,
