@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from fourleaf.checkpoint.files import WEIGHTS
+from fourleaf.engine.cost import processor
 from fourleaf.engine.engine import Engine
 
 QUIET_SECONDS = 30.0
@@ -31,16 +31,6 @@ def circumstances(engine: Engine, path: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
-
-
-def processor() -> str:
-    """The processor's name; /proc says more than `platform` where it exists."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return f"{line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()}"
-    return platform.processor() or platform.machine()
 
 
 class Ticker:
