@@ -184,14 +184,32 @@ def test_a_token_exactly_as_probable_as_the_last_one_kept_is_kept():
 
 
 @pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.999999])
-def test_top_p_of_a_large_vocabulary_looks_at_its_head_and_finds_the_same(top_p, monkeypatch):
-    raw = logits_of(4, torch.float32, size=module.HEAD * 4 + 1)
-    raw[1:3] *= torch.tensor([[0.05], [3.0]])  # flat: the head does not do; peaked: it does
-    for rows in (raw, raw[2:3]):
+def test_top_p_looks_at_the_most_probable_tokens_first_and_finds_the_same(top_p, monkeypatch):
+    raw = logits_of(4, torch.float32, size=4 * module.HEADS[-1])
+    raw[1:3] *= torch.tensor([[0.05], [3.0]])  # flat: no head does; peaked: the first does
+    for rows in (raw, raw[:1], raw[2:3]):
         found = probabilities(rows, Sampling(1.0, top_p=top_p))
         with monkeypatch.context() as patch:
-            patch.setattr(module, "HEAD", 10**9)
+            patch.setattr(module, "HEADS", ())
             assert torch.equal(found, probabilities(rows, Sampling(1.0, top_p=top_p)))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.3), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=3)])
+def test_many_logits_are_taken_row_by_row_and_give_the_same(sampling, monkeypatch):
+    raw = logits_of(7, torch.float32)
+    whole = choose(raw, sampling, list(range(7)), 0, Noise(4))
+    for chunk in (1, SIZE, 3 * SIZE):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        assert choose(raw, sampling, list(range(7)), 0, Noise(4)) == whole
+
+
+def test_a_race_among_the_tokens_that_a_cut_leaves_is_won_by_the_same_token():
+    """Whether a token has a zero beside it or is left out, its clock is the same."""
+    keys = Noise(2).keys(list(range(200)), 0, Purpose.PROPOSE)
+    shares = probabilities(logits_of(200, torch.float64), Sampling(1.5, top_k=9))
+    assert SIZE >= 4 * 9
+    flat = torch.cat([torch.full((1, SIZE), 1.0, dtype=shares.dtype), shares])  # one row without zeros: all race
+    assert draw(flat, np.concatenate([keys[:1], keys])).tolist()[1:] == draw(shares, keys).tolist()
 
 
 def test_a_tiny_temperature_overflows_nothing():
@@ -292,9 +310,8 @@ def test_a_draw_equals_the_plain_twin():
 
 
 def test_the_clocks_are_exponential_and_independent():
-    clocks = exponentials(
-        torch.from_numpy(Noise(1).keys(list(range(200)), 0, Purpose.PROPOSE).view(np.int64)), 500, "cpu"
-    )
+    keys = torch.from_numpy(Noise(1).keys(list(range(200)), 0, Purpose.PROPOSE).view(np.int64))
+    clocks = exponentials(keys, torch.arange(500).expand(200, -1))
     assert (clocks > 0).all()
     assert clocks.isfinite().all()
     assert float(clocks.mean()) == pytest.approx(1, abs=0.02)

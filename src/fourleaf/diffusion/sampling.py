@@ -21,7 +21,8 @@ from fourleaf.diffusion.policy import Noise, Purpose
 from fourleaf.errors import NumericError
 
 NEVER = float("-inf")
-HEAD = 1024  # of a large vocabulary's tokens, how many are sorted in the hope that top-p needs no more
+HEADS = (64, 256, 1024)  # how many of the most probable tokens are sorted in the hope that top-p needs no more
+CHUNK = 1 << 16  # logits that a CPU's cache holds with what is made of them; more are taken row by row
 
 # SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the step between two counters, and the multipliers of its mixer.
 _GAMMA, _MIX_1, _MIX_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -86,12 +87,11 @@ def adjust(
 
 
 def _penalised(found: Tensor, sampling: Sampling, counts: Tensor) -> Tensor:
-    present = counts > 0
-    factor = sampling.repetition_penalty
-    if factor != 1:
-        found = torch.where(present, torch.where(found > 0, found / factor, found * factor), found)
-    taken = sampling.frequency_penalty * counts.to(found.dtype) + sampling.presence_penalty * present.to(found.dtype)
-    return found - taken
+    present = counts.nonzero()[:, 0]
+    times, values, factor = counts[present].to(found.dtype), found[:, present], sampling.repetition_penalty
+    values = torch.where(values > 0, values / factor, values * factor)
+    values = values - sampling.frequency_penalty * times - sampling.presence_penalty
+    return found.index_copy(1, present, values)
 
 
 def probabilities(adjusted: Tensor, sampling: Sampling) -> Tensor:
@@ -130,10 +130,11 @@ def _least_of_nucleus(found: Tensor, top_p: float) -> Tensor:
 
 def _falling(found: Tensor, total: float) -> Tensor:
     """Each row's probabilities in falling order, or so many of them that they sum to `total`."""
-    if found.shape[1] > 4 * HEAD:
-        head = found.topk(HEAD).values
-        if bool((head.double().sum(-1) >= total).all()):
-            return head
+    for size in HEADS:
+        if 4 * size <= found.shape[1]:
+            head = found.topk(size).values
+            if bool((head.double().sum(-1) >= total).all()):
+                return head
     return found.sort(-1, descending=True).values
 
 
@@ -155,14 +156,20 @@ def choose(
 
 def pick(adjusted: Tensor, sampling: Sampling, keys: NDArray[np.uint64] | None) -> tuple[list[int], list[float]]:
     """`choose` with the keys of its draws, which may be of several requests; None takes the most probable tokens."""
-    top, tokens = adjusted.max(-1)
-    if sampling.temperature > 0:
-        assert keys is not None
-        tokens = draw(probabilities(adjusted, sampling), keys)
-        top = adjusted.gather(1, tokens[:, None])[:, 0]
-    confidence = (top - adjusted.logsumexp(-1)).exp().tolist()
+    tokens: list[int] = []
+    confidence: list[float] = []
+    step = max(1, CHUNK // adjusted.shape[1]) if adjusted.device.type == "cpu" else len(adjusted)
+    for begin in range(0, len(adjusted), step):
+        rows = adjusted[begin : begin + step]
+        top, chosen = rows.max(-1)
+        if sampling.temperature > 0:
+            assert keys is not None
+            chosen = draw(probabilities(rows, sampling), keys[begin : begin + step])
+            top = rows.gather(1, chosen[:, None])[:, 0]
+        tokens += chosen.tolist()
+        confidence += (top - rows.logsumexp(-1)).exp().tolist()
     _refuse_nan(confidence)
-    return tokens.tolist(), confidence
+    return tokens, confidence
 
 
 def draw(found: Tensor, keys: NDArray[np.uint64]) -> Tensor:
@@ -172,13 +179,19 @@ def draw(found: Tensor, keys: NDArray[np.uint64]) -> Tensor:
     logarithm). Unlike a walk along cumulated probabilities it hardly feels rounding: a token changes only where two
     clocks are all but equal, not where any of Y sums is (docs/decisions/012-draws.md).
     """
-    clocks = exponentials(torch.from_numpy(keys.view(np.int64)), found.shape[1], found.device)
-    return (found.double() / clocks).argmax(-1)
+    runners = torch.arange(found.shape[1], device=found.device).expand(len(found), -1)
+    num_possible = int((found > 0).sum(-1).max())
+    if 4 * num_possible <= found.shape[1]:  # cut: those that are left race alone, with the same clocks
+        found, runners = found.topk(num_possible)
+    clocks = exponentials(torch.from_numpy(keys.view(np.int64)).to(found.device), runners)
+    first = (found.double() / clocks).argmax(-1, keepdim=True)
+    return runners.gather(1, first)[:, 0]
 
 
-def exponentials(keys: Tensor, size: int, device: torch.device) -> Tensor:
-    """[M, size] draws of the unit exponential: SplitMix64 of each key, one counter a token. keys: [M] int64."""
-    mixed = keys.to(device)[:, None] + torch.arange(1, size + 1, device=device) * _GAMMA
+def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Draws of the unit exponential: SplitMix64 of each row's key, its counter the token. keys: [M] int64; tokens:
+    [M, K]. -> [M, K], each a function of its key and token alone."""
+    mixed = keys[:, None] + (tokens + 1) * _GAMMA
     mixed = (mixed ^ _shifted(mixed, 30)) * _MIX_1
     mixed = (mixed ^ _shifted(mixed, 27)) * _MIX_2
     mixed = mixed ^ _shifted(mixed, 31)
