@@ -228,3 +228,22 @@ def test_nan_of_one_request_reaches_no_other(random_engine):
         pass
     for one in later:
         assert one.answer == alone(random_engine, one.prompt, one.params)
+
+
+def test_auto_answers_as_the_modes_that_it_names_and_repeats_itself(random_engine):
+    for length in (9, 40):
+        prompt = [20 + (7 * i) % 90 for i in range(length)]
+        lossless = GenerateParams(mode="auto", lossless=True, max_tokens=60)
+        assert alone(random_engine, prompt, lossless) == alone(
+            random_engine, prompt, GenerateParams("ar", max_tokens=60)
+        )
+        free = GenerateParams(mode="auto", max_tokens=60, threshold=0.2)
+        deltas = list(random_engine.generate(prompt, free))
+        modes = deltas[-1].usage.modes
+        assert modes
+        again = list(random_engine.generate(prompt, replace(free, modes=modes)))
+        assert [d.tokens for d in again] == [d.tokens for d in deltas]
+        assert again[-1].usage.modes == modes
+    forced = replace(free, modes=("diffuse", "ar", "draft", "diffuse", "draft", "ar"))
+    usage = list(random_engine.generate(prompt, forced))[-1].usage
+    assert usage.modes[:6] == forced.modes[: len(usage.modes)]

@@ -20,6 +20,7 @@ import torch
 from fourleaf.checkpoint.quantised import load_checkpoint
 from fourleaf.engine.core import Core, Limits, Sink
 from fourleaf.engine.guide import Guide
+from fourleaf.engine.pilot import Fleet, Pilot, table_of
 from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.engine.sequence import Sequence, Vocabulary
 from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
@@ -67,6 +68,8 @@ class Engine:
         self.core = Core(model, limits, checks=checks)
         self._inbox: deque[Ticket] = deque()  # new requests and cancelled ones, for whoever drives
         self._driving = threading.Lock()
+        self._timing = threading.Lock()
+        self._shared: Fleet | None = None
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -180,7 +183,17 @@ class Engine:
         if params.constraint is not None:
             grammar = compile_constraint(params.constraint, self.tokenizer, config.vocab_size)
             guide = Guide(grammar.matcher(), self.end_id)
-        return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide)
+        pilot = Pilot(self._fleet(), params) if params.mode == "auto" else None
+        return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide, pilot)
+
+    def _fleet(self) -> Fleet:
+        """For `auto`; the first request to use it may wait two seconds until forwards are timed."""
+        with self._timing:
+            if self._shared is None:
+                with self._driving:  # nothing else runs meanwhile
+                    table = table_of(self.model, self.folder)
+                self._shared = Fleet(table, self.model.config.block_size or 1, lambda: self.core.num_requests)
+        return self._shared
 
     def submit(self, sequence: Sequence, sink: Sink) -> Ticket:
         """Puts a request in line; `sink` is called by whoever drives, with each delta or with what went wrong."""

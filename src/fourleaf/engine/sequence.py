@@ -23,6 +23,7 @@ from fourleaf.diffusion.sampling import Sampling, adjust, choose, entropy, greed
 from fourleaf.engine.guide import Guide
 from fourleaf.engine.logprobs import token_logprobs
 from fourleaf.engine.pages import PAGE_SIZE
+from fourleaf.engine.pilot import Pilot, Tally
 from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, TokenLogprob, Usage
 from fourleaf.text.stops import StopFinder
 
@@ -70,20 +71,21 @@ class Sequence:
         observe: Callable[[Frame], None] | None = None,
         stops: StopFinder | None = None,
         guide: Guide | None = None,
+        pilot: Pilot | None = None,
     ) -> None:
         self.prompt, self.params, self.max_tokens = prompt, params, max_tokens
         self.vocabulary, self.block_size, self.observe = vocabulary, block_size, observe
-        self.stops, self.guide = stops, guide
+        self.stops, self.guide, self.pilot = stops, guide, pilot
         self.sampling, self.noise = Sampling.of(params), Noise(params.seed, params.choice)
         self.known = list(prompt)
         self.num_cached = 0
-        self.num_completed = 0  # decided tokens of the answer, an end token included
         self.finish_reason: FinishReason | None = None
         self.splits: list[int] = []  # positions at which a prefill must pause
         self.canvas: Canvas | None = None
         self.accepted = 0  # rows of the last verified block that stand
         self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self._mode: FixedMode = "diffuse" if params.mode == "auto" else params.mode
+        self._tally = Tally()
         self._is_anchored = False  # whether causal logits decided the last known token
         self._is_prefilled = False
         self._is_verifying = False
@@ -92,7 +94,11 @@ class Sequence:
         self._wanted: list[int] = []
         self._logprobs: dict[int, TokenLogprob] = {}
         self._counts = torch.zeros(vocabulary.size, dtype=torch.int32) if self.sampling.has_penalties else None
-        self._forwards = self._rows = self._passes = self._blocks = 0
+
+    @property
+    def num_completed(self) -> int:
+        """Decided tokens of the answer, an end token included."""
+        return self._tally.tokens
 
     @property
     def num_wanted_positions(self) -> int:
@@ -114,14 +120,16 @@ class Sequence:
         return len(self.known) if self.canvas is None else self.canvas.start
 
     def usage(self) -> Usage:
+        tally = self._tally
         return Usage(
             len(self.prompt),
-            self.num_completed,
-            self._forwards,
-            self._rows,
-            self._passes,
-            blocks=self._blocks,
+            tally.tokens,
+            tally.forwards,
+            tally.rows,
+            tally.passes,
+            blocks=tally.blocks,
             cached_tokens=self.cached_tokens,
+            modes=() if self.pilot is None else tuple(self.pilot.modes),
         )
 
     def preempt(self) -> None:
@@ -133,6 +141,8 @@ class Sequence:
         """The next forward's rows, with at most `most_causal` of a prefill."""
         assert self.finish_reason is None
         if self.canvas is None:
+            if self.pilot is not None:
+                self._mode = self.pilot.mode(self._tally, min(self.block_size, self._left))
             self._open_canvas()
         canvas = self.canvas
         if self._is_verifying:
@@ -157,8 +167,10 @@ class Sequence:
 
     def take(self, need: Need, logits: Tensor) -> Delta | None:
         """Goes on by what a forward gave. logits: [W, Y]. -> what is final now, if anything is."""
-        self._forwards += self._is_prefilled
-        self._rows += self._is_prefilled * need.num_rows
+        tally = self._tally
+        if self._is_prefilled:
+            tally.forwards += 1
+            tally.rows += need.num_rows
         self.accepted = 0
         if need.is_held:
             return self._verify(logits)
@@ -168,6 +180,8 @@ class Sequence:
             return None
         if self.canvas is None:
             return self._next_token(logits)
+        tally.passes += 1
+        tally.fused += bool(need.causal)
         return self._propose(logits) if self._mode == "draft" else self._next_pass(logits)
 
     def _end_of_causal(self, target: int, most: int) -> int:
@@ -224,6 +238,8 @@ class Sequence:
             self._note(adjusted, tokens[:1], [position], 0)
         self._num_draws += 1
         self._is_anchored = True
+        if self._mode == "ar":
+            self._tally.steps += 1
         return self._decide(tokens)
 
     def _next_pass(self, logits: Tensor) -> Delta | None:
@@ -243,7 +259,6 @@ class Sequence:
             index = [self._wanted.index(row) for row in change.rows]
             self._note(adjusted[index], change.tokens, [canvas.start + row for row in change.rows], canvas.num_passes)
         canvas.apply(change)
-        self._passes += 1
         self._num_draws += 1
         self._show(canvas)
         end = canvas.end_row(end_id)
@@ -277,7 +292,6 @@ class Sequence:
         is_drawn = self.params.temperature > 0 and self.guide is None
         self._proposed = probabilities(adjusted[:num], self.sampling) if is_drawn else None
         canvas.reveal(list(range(1, num + 1)), tokens[:num])
-        self._passes += 1
         self._num_draws += 1
         self._show(canvas)
         self.canvas = Canvas(canvas.start, canvas.tokens[: num + 1], canvas.masked[: num + 1])
@@ -305,6 +319,7 @@ class Sequence:
         decided = found.decided
         self._note(found.adjusted, decided, [len(self.known) + i for i in range(len(decided))], 0)
         self._num_draws += 1
+        self._tally.verified += len(logits)
         self._close_canvas()
         self._is_verifying = False
         stand = decided if self.guide is None else self.guide.settle(decided, self._left)
@@ -325,13 +340,13 @@ class Sequence:
     def _close_canvas(self) -> None:
         self.canvas = None
         self._is_anchored = self._mode == "draft"
-        self._blocks += 1
+        self._tally.blocks += 1
 
     def _decide(self, tokens: list[int]) -> Delta | None:
         """Takes tokens as final, up to where the answer ends."""
         sent: list[int] = []
         for token in tokens:
-            self.num_completed += 1
+            self._tally.tokens += 1
             if token == self.vocabulary.end or token in self.params.stop_token_ids:
                 self.finish_reason = "stop"
                 break
@@ -365,7 +380,7 @@ class Sequence:
     def _show(self, canvas: Canvas) -> None:
         if self.observe is not None:
             tokens, masked = tuple(canvas.tokens.tolist()), tuple(canvas.masked.tolist())
-            self.observe(Frame(self._blocks, canvas.start, canvas.num_passes - 1, tokens, masked))
+            self.observe(Frame(self._tally.blocks, canvas.start, canvas.num_passes - 1, tokens, masked))
 
 
 def _num_equal(proposals: list[int], tokens: list[int]) -> int:

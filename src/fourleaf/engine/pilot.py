@@ -1,0 +1,173 @@
+"""`auto` at work: for one request the mode of each block, and for an engine the table that says what modes cost.
+
+Load never changes an answer: where the mode could change tokens (`lossless` is off), a choice looks at the table and at
+what this request has shown, and at nothing else. A lossless one may look at all requests and at how many there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from fourleaf.engine import auto, cost
+from fourleaf.engine.auto import Choice, Experience, Outcome
+from fourleaf.engine.cost import CostTable, Kind
+from fourleaf.engine.request import FixedMode, GenerateParams
+from fourleaf.model.state import State
+from fourleaf.model.transformer import Transformer
+from fourleaf.model.work import Segments, Work
+
+# Committed positions behind which forwards are timed.
+_HISTORY = 64
+_MOST_STEPS = 64
+
+
+@dataclass
+class Fleet:
+    """What all requests of an engine have in common. in_flight: how many there are."""
+
+    table: CostTable
+    block_size: int
+    in_flight: Callable[[], int]
+    everyone: Experience = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.everyone = Experience.of_all(self.block_size)
+
+
+@dataclass
+class Tally:
+    """What one answer has taken so far. tokens: decided, an end token included; steps: of `ar`; verified: rows that
+    were; passes: denoise passes, `fused` of them in a forward with a commit or a prefill; forwards, rows: after the
+    prefill."""
+
+    tokens: int = 0
+    forwards: int = 0
+    rows: int = 0
+    steps: int = 0
+    passes: int = 0
+    fused: int = 0
+    verified: int = 0
+    blocks: int = 0
+
+
+class Pilot:
+    """Chooses for one request. `modes` are the choices so far."""
+
+    def __init__(self, fleet: Fleet, params: GenerateParams) -> None:
+        self.modes: list[FixedMode] = []
+        self._fleet, self._replay = fleet, list(reversed(params.modes))
+        self._is_lossless = params.lossless
+        modes: tuple[FixedMode, ...] = ("ar", "draft") if params.lossless else ("ar", "draft", "diffuse")
+        self._allowed = frozenset(modes)
+        self._own = Experience(fleet.block_size)
+        self._choice: Choice | None = None
+        self._since = Tally()
+        self._in_flight, self._rows = 1, 0
+
+    def mode(self, tally: Tally, rows: int) -> FixedMode:
+        """The mode of what comes next: the last choice's while it lasts, else a new one. To be asked between blocks.
+        rows: of the next canvas."""
+        since = self._since
+        if self.modes and tally.steps - since.steps < auto.AR_SPAN and tally.blocks == since.blocks:
+            return self.modes[-1]
+        if self._choice is not None:
+            self._report(self.modes[-1], tally)
+        self._since = replace(tally)
+        return self._choose(rows)
+
+    def _choose(self, rows: int) -> FixedMode:
+        fleet = self._fleet
+        everyone = fleet.everyone if self._is_lossless else None
+        self._in_flight, self._rows = max(1, fleet.in_flight()) if self._is_lossless else 1, rows
+        choice = auto.choose(fleet.table, self._own, everyone, self._in_flight, self._allowed, rows)
+        mode = self._replay.pop() if self._replay else choice.mode
+        self._choice = choice if mode == choice.mode else None
+        if self._choice is not None:
+            self._own.reserve(choice)
+            if everyone is not None:
+                everyone.reserve(choice)
+        self.modes.append(mode)
+        return mode
+
+    def _report(self, mode: FixedMode, now: Tally) -> None:
+        """What became of the last choice."""
+        assert self._choice is not None
+        since, rows = self._since, 1 if mode == "ar" else self._rows
+        tokens, verified = now.tokens - since.tokens, now.verified - since.verified
+        fused = now.fused - since.fused if mode == "diffuse" else 0
+        alone = now.passes - since.passes - fused
+        seconds = auto.spent_seconds(
+            self._fleet.table,
+            mode,
+            self._in_flight,
+            rows,
+            steps=tokens,
+            verified=verified,
+            passes=alone,
+            fused=fused,
+        )
+        outcome = Outcome(mode, rows, tokens, seconds, verified, alone, fused)
+        self._own.add(outcome, self._choice)
+        if self._is_lossless:
+            self._fleet.everyone.add(outcome, self._choice)
+
+
+def table_of(model: Transformer, folder: Path | None) -> CostTable:
+    """What forwards of a model cost here: from the disk where this machine has timed this checkpoint, else timed now,
+    in two seconds. folder: of the checkpoint; None: nothing is kept."""
+    weight = model.lm_head.weight
+    most: dict[Kind, int] = {"step": _MOST_STEPS}
+
+    def measure_now() -> CostTable:
+        return cost.measure(functools.partial(time_forward, model), most)
+
+    if folder is None:
+        return measure_now()
+    key = cost.machine_key(cost.checkpoint_fingerprint(folder), weight.device, weight.dtype)
+    return cost.recall(cost.cache_folder(), key, measure_now)
+
+
+@torch.inference_mode()
+def time_forward(model: Transformer, kind: Kind, rows: int) -> float:
+    """Seconds of one forward of `kind` with `rows` rows in all, head included."""
+    block = model.config.block_size or 32
+    each = 1 if kind == "step" else min(rows, 2 * block if kind == "fused" else block)
+    num = max(1, rows // each)
+    causal = {"step": 1, "pass": 0, "fused": each // 2, "verify": each}[kind]
+    canvas = {"step": 0, "pass": each, "fused": each - each // 2, "verify": 0}[kind]
+    weight = model.lm_head.weight
+    state = State.empty(model.config, num, weight.dtype, weight.device)
+    model(Work(_ids(model, num * _HISTORY), Segments([_HISTORY] * num, weight.device), [0] * num), state)
+    starts = list(state.lengths)
+    work = Work(
+        _ids(model, num * (causal + canvas)),
+        Segments([causal] * num, weight.device),
+        starts,
+        Segments([canvas] * num, weight.device) if canvas else None,
+        list(range(num)) if canvas else None,
+        [start + causal for start in starts] if canvas else None,
+        num_held=num if kind == "verify" else 0,
+    )
+    _wait(weight.device)
+    begin = time.perf_counter()
+    hidden, _ = model(work, state)
+    model.head(hidden[num * causal :] if canvas else hidden)
+    if kind == "verify":
+        state.advance([each // 2] * num)
+    _wait(weight.device)
+    return time.perf_counter() - begin
+
+
+def _ids(model: Transformer, num: int) -> torch.Tensor:
+    return torch.arange(num, device=model.lm_head.weight.device) % model.config.vocab_size
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
