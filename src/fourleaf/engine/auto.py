@@ -13,7 +13,7 @@ The others may do something else; where a forward costs a fixed part and a part 
 the same nevertheless.
 
 **What is not known yet.** Averages fade with age, and begin with what is expected: what all requests have shown, which
-weighs up to four observations; or else, weighing half of one, a link or a guess. The link: both canvas modes look at the
+weighs up to four observations; or else, weighing half of one, a link or a guess. The link: both canvas modes see the
 same text, so the passes of a block times the tokens of a round come to about one and a half blocks. The guess, where no
 canvas was seen at all: the mean over predictable, middling and unpredictable text. By it a cold start tries `draft`
 first, and rightly so: its probe takes two forwards, a block of unpredictable text in `diffuse` twenty.
@@ -21,8 +21,8 @@ first, and rightly so: its probe takes two forwards, a block of unpredictable te
 **Trying.** `ar` shows nothing of what a canvas would do, so now and then another mode is tried. A trial costs what it
 takes beyond the same tokens in the best known mode; the sum of it is kept below `TRIAL_SHARE` of all time decoded, of
 all requests together (with a seed: of this one; without, `OPENING_TOKENS` count as decoded from the start). Only the
-first choice on a cold start is made without that credit, as a bet on the guess; its loss is booked, and nothing is tried
-again until it is paid off. So unpredictable text pays 2% in the long run; a lone answer of 30 unpredictable tokens, the
+first choice on a cold start is made without that credit, as a bet on the guess; its loss is booked, and no other mode
+is tried until it is paid off. So unpredictable text pays 2% in the long run; a lone answer of 30 such tokens, the
 first since the start or seeded, pays about an eighth. A request with a seed learns from itself alone and therefore
 chooses worse: in the simulation of the tests, on answers of 128 tokens, by 5% on unpredictable text and by a third on
 predictable text, where others are within 5%.
