@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tiny
 import torch
 import transformers
 from torch import Tensor
@@ -41,12 +42,7 @@ GDN = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 }
 DENSE = {"intermediate_size": 64}
-EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 24,
-}
+EXPERTS = tiny.EXPERTS
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -189,17 +185,4 @@ def logits() -> Callable[..., Tensor]:
 @pytest.fixture(scope="session")
 def shapes() -> dict:
     """A small AR trunk's, without its MLPs."""
-    return {
-        "vocab_size": 20,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "full_attention_interval": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "partial_rotary_factor": 0.5,
-    }
+    return {k: v for k, v in tiny.TWO.items() if k != "rope_theta"}

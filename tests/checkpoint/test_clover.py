@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tiny
 import torch
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCausalLM
 
@@ -18,26 +19,8 @@ from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
 
-SHAPES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 24,
-    "block_size": 32,
-    "mask_token_id": 96,
-    "coreset_top_p": 0.6,
-    "coreset_min": 3,
-}
+BLOCKS = {"block_size": 32, "mask_token_id": 96, "coreset_top_p": 0.6, "coreset_min": 3}
+SHAPES = tiny.FOUR | tiny.EXPERTS | {"vocab_size": 97} | BLOCKS
 NAME = "model.layers.1.linear_attn.bd_softmax_history_c"
 
 
@@ -107,7 +90,7 @@ def test_its_ar_half_is_qwens_in_transformers(model, ids, logits, tmp_path):
     torch.testing.assert_close(logits(model, ids, 40), wanted, rtol=0, atol=1e-4)
 
 
-def test_without_the_four_tensors_it_is_an_ar_model_and_says_what_works(model, tmp_path, caplog):
+def test_without_the_four_tensors_it_is_an_ar_model_and_says_what_works(model, tmp_path, caplog, byte_tokenizer):
     rewrite(tmp_path, model, lambda t: [t.pop(name) for name in list(t) if name.endswith(CLOVER_TENSORS)])
     caplog.clear()
     loaded = load_model(tmp_path)
@@ -116,7 +99,7 @@ def test_without_the_four_tensors_it_is_an_ar_model_and_says_what_works(model, t
     assert "mode 'ar' works" in line
     assert not loaded.config.is_block_diffusion
     engine = Engine.__new__(Engine)
-    engine.name, engine.model, engine.max_context = "half", loaded, 100
+    engine.name, engine.model, engine.max_context, engine.tokenizer = "half", loaded, 100, byte_tokenizer
     engine.admit([1, 2], GenerateParams(mode="ar"))
     with pytest.raises(RequestError, match=r"half is an AR model.*mode 'ar' works.*fourleaf convert"):
         engine.admit([1, 2], GenerateParams(mode="diffuse"))

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 
 from fourleaf.checkpoint.files import save_model
@@ -16,27 +17,7 @@ from fourleaf.tasks.cabin.schema import Example, answer_text, messages
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
 
-SHAPES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rope_theta": 10_000.0,
-    "partial_rotary_factor": 0.5,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "max_position_embeddings": 2048,
-}
-DENSE = {"intermediate_size": 48, "tie_word_embeddings": True}
-EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 24,
-}
+SHAPES = tiny.FOUR | {"max_position_embeddings": 2048}
 TEMPLATE = bundled_path() / "chat_template.jinja"
 
 
@@ -48,7 +29,9 @@ def checkpoint(byte_tokenizer, tmp_path_factory) -> Callable[..., Path]:
         ids = {"eos_token_id": byte_tokenizer.end_id, "vocab_size": byte_tokenizer.vocab_size}
         if is_block_diffusion:
             ids |= {"block_size": 32, "mask_token_id": byte_tokenizer.mask_id}
-        model = Transformer(ModelConfig(**(SHAPES | (EXPERTS if moe else DENSE) | ids)))
+        model = Transformer(
+            ModelConfig(**(SHAPES | (tiny.EXPERTS if moe else tiny.DENSE | {"tie_word_embeddings": True}) | ids))
+        )
         random = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
@@ -13,29 +14,7 @@ from fourleaf.model.transformer import Transformer
 from fourleaf.train.data import Batch, Document, collate
 
 END, MASK, VOCAB, BLOCK = 0, 1, 61, 32
-SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rope_theta": 10_000.0,
-    "partial_rotary_factor": 0.5,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "block_size": BLOCK,
-    "mask_token_id": MASK,
-}
-DENSE = {"intermediate_size": 48}
-EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 24,
-}
+SMALL = tiny.FOUR | {"vocab_size": VOCAB, "block_size": BLOCK, "mask_token_id": MASK}
 
 
 def _weight(name: str, shape: torch.Size, random: torch.Generator) -> Tensor:
@@ -64,7 +43,7 @@ def make_model() -> Callable[..., Transformer]:
     """A small model with random weights. `moe` gives it experts; other options go into its config."""
 
     def make(*, moe: bool = True, seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> Transformer:
-        config = ModelConfig(**(SMALL | (EXPERTS if moe else DENSE) | options))
+        config = ModelConfig(**(SMALL | (tiny.EXPERTS if moe else tiny.DENSE) | options))
         model = Transformer(config)
         random = torch.Generator().manual_seed(seed)
         with torch.no_grad():

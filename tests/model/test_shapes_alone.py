@@ -3,27 +3,13 @@
 import subprocess
 import sys
 
+import tiny
 import torch
 
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 
-SHAPES = {
-    "vocab_size": 20,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "full_attention_interval": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "intermediate_size": 24,
-    "block_size": 8,
-    "mask_token_id": 1,
-}
+SHAPES = tiny.TWO | {"intermediate_size": 24, "block_size": 8, "mask_token_id": 1}
 BUILD = f"""
 import sys, torch
 from fourleaf.model.config import ModelConfig

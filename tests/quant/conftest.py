@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
@@ -17,31 +18,9 @@ from fourleaf.train.data import Document, collate
 
 BLOCK, MASK = 8, 1
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-# Widths that no group size divides, and an odd one.
-SHAPES = {
-    "vocab_size": 61,
-    "hidden_size": 40,
-    "num_hidden_layers": 3,
-    "layer_types": ("linear_attention", "full_attention", "linear_attention"),
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "rope_theta": 10_000.0,
-    "partial_rotary_factor": 0.5,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 10,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "block_size": BLOCK,
-    "mask_token_id": MASK,
-}
+SHAPES = tiny.ODD | {"block_size": BLOCK, "mask_token_id": MASK}
 DENSE = {"intermediate_size": 71}
-EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 35,
-    "shared_expert_intermediate_size": 24,
-}
+EXPERTS = tiny.EXPERTS | {"moe_intermediate_size": 35}
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+import tiny
 
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.model.config import ModelConfig
@@ -23,23 +24,7 @@ def _copies(seed: int, max_calls: int) -> Iterator[Document]:
 
 
 def _tiny_trunk(**options) -> ModelConfig:
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "full_attention_interval": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "rope_theta": 10_000.0,
-        "partial_rotary_factor": 0.5,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "intermediate_size": 24,
-        "tie_word_embeddings": True,
-    }
+    settings = tiny.TWO | {"vocab_size": VOCAB, "intermediate_size": 24, "tie_word_embeddings": True}
     return ModelConfig(**(settings | options))
 
 
