@@ -1,18 +1,22 @@
-"""Holds `fourleaf plan` against a process that runs the checkpoint: memory above one that has imported torch.
+"""Holds `fourleaf plan` against processes that run checkpoints: memory above one that has imported torch.
 
-    python scripts/plan_check.py CHECKPOINT [--context 512] [--batch 1]
+    python scripts/plan_check.py [CHECKPOINT[:CONTEXT[:BATCH]] ...] [--within 0.1] [--json FILE]
 
-Loads the checkpoint as serving does, prefills a prompt of all but the last block (with a block's first pass riding on
-it, where the model denoises), commits that block together with another pass (or takes an `ar` step), and reads the most
-that was resident meanwhile. What loading alone needed is not counted: it reads the files' pages, which the system takes
-back. Exit code 1 where plan and measurement are more than --within apart.
+Without a checkpoint the bundled one is run, at three sizes. Each case has a process of its own, of one thread: it loads
+the checkpoint as serving does, answers BATCH prompts at once that leave one block of CONTEXT free (one token in an AR
+model), and reads the most that was resident meanwhile. What loading alone needed is not counted: it reads the files'
+pages, which the system takes back. Exit code 1 where planned and measured are more than --within apart in any case.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch  # imported before memory is first measured
 
@@ -20,56 +24,107 @@ from fourleaf.measure.memory import memory, reset_peak
 
 IMPORTED = memory()
 
-from fourleaf.checkpoint.plan import GIB, plan  # noqa: E402
-from fourleaf.engine import Engine  # noqa: E402
+from fourleaf.checkpoint.plan import plan  # noqa: E402
+from fourleaf.engine import Engine, bundled_path  # noqa: E402
+from fourleaf.engine.request import GenerateParams  # noqa: E402
+from fourleaf.errors import FourleafError  # noqa: E402
 from fourleaf.measure.tables import table  # noqa: E402
-from fourleaf.model.state import State  # noqa: E402
-from fourleaf.model.work import Segments, Work  # noqa: E402
+
+MIB = 1 << 20
+CONTEXT = 512
+BUNDLED = ((256, 1), (2048, 1), (512, 8))
 
 
-@torch.inference_mode()
+class Case(NamedTuple):
+    """A checkpoint folder, tokens of prompt and answer, prompts at once."""
+
+    folder: Path
+    context: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.folder.name}:{self.context}:{self.batch}"
+
+
+def case(text: str) -> Case:
+    """CHECKPOINT[:CONTEXT[:BATCH]]."""
+    folder, *numbers = text.split(":")
+    context, batch = (*map(int, numbers), *(CONTEXT, 1)[len(numbers) :])
+    return Case(Path(folder), context, batch)
+
+
 def run(engine: Engine, context: int, batch: int) -> None:
-    """Fills the context of `batch` sequences."""
-    model, block = engine.model, engine.model.config.block_size
-    state, answer = State.empty(model.config, batch, model.lm_head.weight.dtype), block or 1
-    for rows in (max(1, context - answer), answer):
-        tokens = torch.arange(batch * rows) % 997
-        canvas, starts = None, None
-        if block is not None:
-            assert engine.mask_id is not None
-            tokens = torch.cat((tokens, torch.full((batch * block,), engine.mask_id)))
-            canvas, starts = Segments([block] * batch), [length + rows for length in state.lengths]
-        owners = None if canvas is None else list(range(batch))
-        work = Work(tokens, Segments([rows] * batch), list(state.lengths), canvas, owners, starts)
-        hidden, _ = model(work, state)
-        torch.softmax(model.head(hidden[-batch * answer :]).float(), -1)
+    """Fills the context of `batch` sequences, no two of which begin alike."""
+    block = engine.model.config.block_size
+    mode, answer = ("ar", 1) if block is None else ("diffuse", block)
+    prompts = [[300 + (7 * i + n) % 600 for i in range(max(1, context - answer))] for n in range(batch)]
+    engine.generate_many(prompts, GenerateParams(mode=mode, max_tokens=answer))  # type: ignore[arg-type]
+
+
+def measured(asked: Case) -> dict[str, Any]:
+    """The plan of a case and what this process took, in bytes."""
+    made = plan(asked.folder, memory=None, context=asked.context, batch=asked.batch)
+    engine = Engine.load(asked.folder, num_threads=1)
+    loaded = memory() - IMPORTED
+    reset_peak()
+    run(engine, asked.context, asked.batch)
+    found = memory() - IMPORTED
+    parts = made.held() | {"mapped": made.mapped}
+    return {
+        "case": str(asked),
+        "planned": made.total,
+        "measured": found.peak,
+        "loaded": loaded.resident,
+        "anonymous": found.anonymous,
+        "mapped": found.mapped,
+        "parts": {name: size for name, size in parts.items() if size},
+    }
+
+
+def in_its_own_process(asked: Case) -> dict[str, Any]:
+    """Raises SystemExit, with what it said, where the process fails."""
+    command = [sys.executable, __file__, "--alone", f"{asked.folder}:{asked.context}:{asked.batch}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{asked}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout)
+
+
+def lines(found: list[dict[str, Any]], within: float) -> list[str]:
+    """One line a case, and below it what was planned."""
+    columns = ("planned", "measured", "loaded", "anonymous", "mapped")
+    rows = [["MiB", *columns, "planned / measured", ""]]
+    for one in found:
+        share = one["planned"] / one["measured"]
+        numbers = [f"{one[name] / MIB:,.1f}" for name in columns]
+        rows.append([one["case"], *numbers, f"{share:.3f}", "" if abs(share - 1) <= within else "OUTSIDE"])
+        rows += [[f"  {name}", f"{size / MIB:,.1f}"] for name, size in one["parts"].items()]
+    return table(rows)
 
 
 def main() -> int:
-    """Reads the command line, prints both."""
+    """Reads the command line, prints all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("cases", type=case, nargs="*")
     parser.add_argument("--within", type=float, default=0.1)
-    options = parser.parse_args()
-    asked = plan(options.checkpoint, memory=None, context=options.context, batch=options.batch)
-    engine = Engine.load(options.checkpoint)
-    loaded = memory() - IMPORTED
-    reset_peak()
-    run(engine, options.context, options.batch)
-    found = memory() - IMPORTED
-    rows = [[name, f"{size / GIB:.3f}"] for name, size in asked.held().items()]
-    rows += [["mapped from files", f"{asked.mapped / GIB:.3f}"], ["planned, GiB", f"{asked.total / GIB:.3f}"]]
-    rows += [["measured, GiB", f"{found.peak / GIB:.3f}"], ["after loading", f"{loaded.resident / GIB:.3f}"]]
-    rows += [
-        ["anonymous at the end", f"{found.anonymous / GIB:.3f}"],
-        ["mapped at the end", f"{found.mapped / GIB:.3f}"],
-    ]
-    print("\n".join(table(rows)))
-    print(f"planned / measured: {asked.total / found.peak:.3f}")
-    return 0 if abs(asked.total / found.peak - 1) <= options.within else 1
+    parser.add_argument("--json", type=Path, help="write every number to this file")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.alone:
+        print(json.dumps(measured(given.cases[0])))
+        return 0
+    cases = given.cases or [Case(bundled_path(), *size) for size in BUNDLED]
+    found = [in_its_own_process(asked) for asked in cases]
+    print("\n".join(lines(found, given.within)))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return int(any(abs(one["planned"] / one["measured"] - 1) > given.within for one in found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    torch.set_num_threads(1)
+    try:
+        sys.exit(main())
+    except FourleafError as error:
+        sys.exit(f"plan_check: {error}")

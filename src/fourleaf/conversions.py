@@ -104,9 +104,19 @@ def plan(
     context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer; 4096 by default.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences at a time.")] = 1,
     dtype: Annotated[str, typer.Option(help="What the model computes in: float32, bfloat16, float16.")] = "float32",
+    cache: Annotated[str | None, typer.Option(help="Of the engine's prefix cache; 256MiB by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a checkpoint will take in memory, and what to change if that is too much. No weight is read."""
     from fourleaf.checkpoint.plan import main_plan
 
-    main_plan(checkpoint, memory=memory, context=context, batch=batch, dtype=dtype, as_json=as_json, out=sys.stdout)
+    main_plan(
+        checkpoint,
+        memory=memory,
+        context=context,
+        batch=batch,
+        dtype=dtype,
+        cache=cache,
+        as_json=as_json,
+        out=sys.stdout,
+    )

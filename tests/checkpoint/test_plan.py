@@ -10,8 +10,11 @@ import torch
 from fourleaf.checkpoint import footprint
 from fourleaf.checkpoint.files import save_model
 from fourleaf.checkpoint.footprint import part_of
-from fourleaf.checkpoint.plan import GIB, largest, main_plan, parse_bytes, plan, quantised
+from fourleaf.checkpoint.plan import GIB, amount, largest, main_plan, parse_bytes, plan, quantised
 from fourleaf.checkpoint.quantised import quantise_checkpoint
+from fourleaf.engine import cache, pages, prefix, scheduler
+from fourleaf.engine.cache import Cache
+from fourleaf.engine.memory import Memory
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.kernels.delta import CHUNK
 from fourleaf.model.attention import Attention
@@ -135,28 +138,52 @@ def run(model: Transformer, state: State, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("context", [5, 256, 257, 300, 600])
-def test_states_keys_and_values_are_those_that_the_model_makes(kind, context, shapes, tmp_path):
-    model = made(tmp_path, shapes, **KINDS[kind])
-    found, state = planned(tmp_path, context=context), State.empty(model.config)
-    answer = min(model.config.block_size or 1, context - 1)
-    for rows in (context - answer, answer):
-        run(model, state, rows)
-    assert state.lengths == [context]
-    held = found.held()
-    assert held["states and convolution tails"] + held["keys and values"] == state.num_bytes
-    assert planned(tmp_path, context=context, batch=3).held()["keys and values"] == 3 * held["keys and values"]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pages_and_states_are_those_that_the_engine_makes(kind, dtype, shapes, tmp_path):
+    config = made(tmp_path, shapes, **KINDS[kind]).config
+    memory = Memory(config, getattr(torch, dtype), num_pages=3)
+    pools = [pool for layer in memory._attention if layer is not None for pool in (layer.keys, layer.values)]
+    memory.open(0)
+    states = sum(part.nbytes for layer in memory._alone[0] for part in layer)
+    for context, num in ((5, 1), (32, 1), (33, 2), (96, 3)):
+        held = planned(tmp_path, context=context, dtype=dtype).held()
+        assert held["keys and values, in pages"] == num * sum(pool.nbytes for pool in pools) // 3
+        assert held["states and convolution tails"] == states
+    found = planned(tmp_path, context=33, batch=5, dtype=dtype).held()
+    assert found["keys and values, in pages"] == 5 * 2 * sum(pool.nbytes for pool in pools) // 3
+    assert found["states and convolution tails"] == 5 * states
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [0, 1 << 16, 1 << 20, 100 << 20])
+def test_what_is_kept_is_what_a_full_cache_of_the_engine_has(kind, budget, shapes, tmp_path):
+    config = made(tmp_path, shapes, **KINDS[kind]).config
+    made_by_engine = Cache(config, torch.float32, budget)
+    page, state = Memory.page_bytes(config, torch.float32), Memory.state_bytes(config, torch.float32)
+    snapshots = 0 if made_by_engine.snapshots is None else made_by_engine.snapshots.capacity
+    found = planned(tmp_path, context=70, batch=2, cache=budget)
+    assert found.kept == (made_by_engine.num_pages - 2 * 3) * page + snapshots * state
+    assert found.footprint.grid() == made_by_engine.grid
+    busy = planned(tmp_path, context=2048, batch=9, cache=0)
+    assert busy.kept == state, "more pages run than the least cache has: nothing is kept but one snapshot"
+
+
+def test_the_plan_and_the_engine_have_the_same_numbers():
+    assert footprint.PAGE_SIZE == pages.PAGE_SIZE
+    assert footprint.FORWARD_ROWS == scheduler.MAX_ROWS
+    assert (footprint.CACHE_BYTES, footprint.SNAPSHOT_SHARE) == (cache.DEFAULT_CACHE_BYTES, cache.SNAPSHOT_SHARE)
+    assert footprint.LEAST_GRID == prefix.MIN_GRID
 
 
 def test_the_workspace_grows_by_the_row_and_never_with_what_is_narrower(shapes, tmp_path):
     model = made(tmp_path, shapes, **KINDS["experts"])
     of = planned(tmp_path).footprint
-    # Rows of a prefill, all but the block of 8, in front of rotary tables of 1,024 positions that both have.
-    each = (of.workspace(1032, 1) - of.workspace(520, 1)) / 512
-    each -= 2 * 1024 * model.config.head_dim * 4 / 512  # the tables grow with the second
+    # Rows of a prefill, all but the block of 8, in front of rotary tables of 1,024 positions that all have.
+    each = (of.workspace(520, 1) - of.workspace(264, 1)) / 256
     assert each > 0
-    assert of.workspace(520, 1) - of.workspace(264, 1) == pytest.approx(256 * each, abs=2)
-    assert of.workspace(264, 4) - of.workspace(264, 1) == pytest.approx(3 * 256 * each, abs=2)
+    assert of.workspace(264, 1) - of.workspace(136, 1) == pytest.approx(128 * each, abs=2)
+    assert of.workspace(136, 4) - of.workspace(136, 1) == pytest.approx(3 * 128 * each, abs=2)
+    assert of.workspace(1024, 4) == of.workspace(520, 1), "longer prompts are cut into forwards of 512 rows"
     wide = dataclasses.replace(of, config=dataclasses.replace(model.config, linear_value_head_dim=64))
     assert wide.workspace(520, 1) > of.workspace(520, 1)
     shared = dataclasses.replace(of, config=dataclasses.replace(model.config, shared_expert_intermediate_size=9))
@@ -212,7 +239,21 @@ def test_the_command_prints_gib_and_json(shapes, tmp_path):
     out = io.StringIO()
     main_plan(tmp_path, memory="16GB", context=64, batch=1, dtype="float32", as_json=False, out=out)
     assert "fits in 14.90 GiB" in out.getvalue()
-    assert f"{found.anonymous / GIB:9.3f} GiB" in out.getvalue()
+    lines = out.getvalue().splitlines()
+    assert f"  {'held, together':<36} {amount(found.anonymous):>14}" in lines
+    assert f"1,000 tokens of a sequence: 32 pages of {amount(found.footprint.page())}, " in out.getvalue()
+    assert any(line.startswith("a snapshot of all states: ") for line in lines)
+    assert lines[-1].startswith("  up to "), "nothing is said of the cache where all of it fits"
+    out = io.StringIO()
+    tight = str(found.total + 1000)
+    main_plan(tmp_path, memory=tight, context=64, batch=1, dtype="float32", as_json=False, out=out)
+    assert "1,000 bytes are left for what is kept for later requests" in out.getvalue()
+
+
+def test_amounts_are_written_in_the_unit_that_suits():
+    assert [amount(n) for n in (0, 1000, 5 << 10, 3 << 20, GIB, 1500 * GIB)] == [
+        "0 bytes", "1,000 bytes", "5.00 KiB", "3.00 MiB", "1.00 GiB", "1,500.00 GiB",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

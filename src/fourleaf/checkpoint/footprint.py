@@ -21,7 +21,6 @@ from fourleaf.checkpoint.names import own_shapes
 from fourleaf.kernels.delta import CHUNK
 from fourleaf.kernels.serving import LEAST_KEPT, MOST_KEPT
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.state import GROWTH
 from fourleaf.quant.backends import BACKENDS, MOST_UNPACKED
 from fourleaf.quant.int4 import Int4Config, num_groups
 from fourleaf.quant.linear import STACKS, is_quantised
@@ -36,6 +35,12 @@ RUNTIME_BYTES, SESSION_BYTES = 40 << 20, 85_000
 # What the allocator takes for what is alive in a forward, or kept by onnxruntime: pieces that it cannot use again add a
 # quarter. Of the rows that onnxruntime's sessions put out, each of its own size, it keeps about half. Measured.
 ALLOCATOR, KEPT_OUTPUTS = 1.25, 0.5
+# What the engine is made with (`engine.pages`, `engine.scheduler`, `engine.cache`, `engine.prefix`; a test compares):
+# positions in a page; rows of a forward at most; bytes of its prefix cache, and of these what snapshots may take; pages
+# between two snapshots at least.
+PAGE_SIZE, FORWARD_ROWS = 32, 512
+CACHE_BYTES, SNAPSHOT_SHARE = 256 << 20, 0.25
+LEAST_GRID = 16
 # Linears that serving joins into one matrix, a copy beside the originals.
 _JOINED = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "gate_proj", "up_proj")
 
@@ -146,18 +151,29 @@ class Footprint:
         matrix = config.value_dim * config.linear_key_head_dim * max(WIDE, self.item)
         return layers * (matrix + (config.linear_conv_kernel_dim - 1) * config.conv_dim * self.item)
 
-    def keys_values(self, tokens: int) -> int:
-        """Of one sequence: 2 G A numbers a token and attention layer."""
+    def page(self) -> int:
+        """Keys and values of PAGE_SIZE positions: 2 G A numbers a position and attention layer."""
         layers = self.config.layer_types.count("full_attention")
-        return layers * 2 * self.config.num_key_value_heads * self.config.head_dim * self.item * tokens
+        return layers * 2 * self.config.num_key_value_heads * self.config.head_dim * self.item * PAGE_SIZE
 
-    def reserved(self, context: int) -> int:
-        """Tokens that room is kept for when a prompt and the block that answers it have filled `context` tokens: room
-        doubles when it is full (`KeyValues`)."""
-        room = GROWTH
-        for needed in (context - self.answer_rows, context):
-            room += max(needed - room, room, GROWTH) if needed > room else 0
-        return room
+    def grid(self) -> int:
+        """Pages between two snapshots: the fewest, from LEAST_GRID on, that take at least a snapshot's bytes, or the
+        longest sequence's."""
+        pages = -(-self.recurrent() // self.page()) if self.page() else self.longest
+        return max(LEAST_GRID, min(pages, self.longest))
+
+    @property
+    def longest(self) -> int:
+        """Pages of the longest sequence that the model takes."""
+        return num_pages(self.config.max_position_embeddings)
+
+    def cached(self, cache: int, running: int) -> int:
+        """What is kept for later requests once a cache of `cache` bytes is full, beside `running` pages of requests
+        that run: the rest of its pages, of which there are at least the longest sequence's, and its snapshots."""
+        page, state = self.page(), self.recurrent()
+        pages = max(self.longest, int(cache * (1 - SNAPSHOT_SHARE)) // page) if page else 0
+        snapshots = max(1, int(cache * SNAPSHOT_SHARE) // state) if state else 0
+        return max(0, pages - running) * page + snapshots * state
 
     @property
     def answer_rows(self) -> int:
@@ -165,15 +181,16 @@ class Footprint:
         return self.config.block_size or 1
 
     def workspace(self, context: int, batch: int) -> int:
-        """The widest forward: a prompt of all but the last block, prefilled at once for every sequence; or a canvas
-        and its logits, in the model's dtype and twice in fp32 (raw, and their softmax). Beside it rotary tables."""
-        config, rows = self.config, max(1, context - self.answer_rows) * batch
+        """The widest forward: FORWARD_ROWS rows of prompts (all but the last block, of every sequence), or fewer where
+        there are no more; or a canvas and its logits, in the model's dtype and twice in fp32 (raw, and their softmax).
+        Beside it rotary tables."""
+        config, rows = self.config, min(FORWARD_ROWS, max(1, context - self.answer_rows) * batch)
         kinds = set(config.layer_types)
         inner = [self._mlp()]
         inner += [self._attention()] if "full_attention" in kinds else []
         inner += [self._gdn()] if "linear_attention" in kinds else []
         layer = rows * (2 * config.hidden_size * self.item + max(inner))
-        head = batch * self.answer_rows * config.vocab_size * (self.item + 2 * WIDE)
+        head = min(FORWARD_ROWS, batch * self.answer_rows) * config.vocab_size * (self.item + 2 * WIDE)
         positions = max(LEAST_KEPT, 1 << (context - 1).bit_length())
         turns = 2 * positions * config.head_dim * self.item if positions <= MOST_KEPT else 0
         kept = int(KEPT_OUTPUTS * self.weights.outputs * rows * WIDE)
@@ -217,6 +234,11 @@ class Footprint:
         sessions = self.weights.sessions
         runtime = RUNTIME_BYTES + SESSION_BYTES * sessions if sessions else 0
         return PROGRAM_BYTES + TOKEN_BYTES * self.config.vocab_size + runtime
+
+
+def num_pages(tokens: int) -> int:
+    """Pages that hold `tokens` positions of one sequence."""
+    return -(-tokens // PAGE_SIZE)
 
 
 def _has_runtime() -> bool:

@@ -14,14 +14,14 @@ import torch
 
 from fourleaf.checkpoint.disk import num_bytes, read_json
 from fourleaf.checkpoint.families import read_config
-from fourleaf.checkpoint.footprint import PARTS, Footprint, part_of, stored_bytes
+from fourleaf.checkpoint.footprint import CACHE_BYTES, PARTS, Footprint, num_pages, part_of, stored_bytes
 from fourleaf.checkpoint.names import own_shapes
 from fourleaf.checkpoint.quantised import KEY
 from fourleaf.checkpoint.shards import CONFIG, Shards, weight_files
 from fourleaf.errors import ConfigError
 from fourleaf.quant.int4 import Int4Config
 
-GIB = 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MAX_BATCH = 4096
 _UNITS = {
     "": 1,
@@ -42,7 +42,7 @@ class Plan:
     """Bytes for `batch` sequences of `context` tokens, prompt and answer.
 
     in_files: by part of the model, what the weights take on disk; counted from the config where has_files is False.
-    limit: the memory asked about, None where none was.
+    cache: bytes of the engine's prefix cache. limit: the memory asked about, None where none was.
     """
 
     footprint: Footprint
@@ -51,6 +51,12 @@ class Plan:
     context: int
     batch: int
     limit: int | None
+    cache: int = CACHE_BYTES
+
+    @property
+    def pages(self) -> int:
+        """Pages of the sequences that run."""
+        return self.batch * num_pages(self.context)
 
     def held(self) -> dict[str, int]:
         """By purpose, what must be in memory."""
@@ -59,10 +65,15 @@ class Plan:
             "weights": weights.anonymous,
             "copies of weights in another order": weights.copies,
             "states and convolution tails": of.recurrent() * self.batch,
-            "keys and values": of.keys_values(of.reserved(self.context)) * self.batch,
+            "keys and values, in pages": of.page() * self.pages,
             "workspace of the widest forward": of.workspace(self.context, self.batch),
             "program and tokenizer": of.program(),
         }
+
+    @property
+    def kept(self) -> int:
+        """Pages and snapshots of requests that have ended, once the cache is full: beside `total`."""
+        return self.footprint.cached(self.cache, self.pages)
 
     @property
     def anonymous(self) -> int:
@@ -93,24 +104,38 @@ class Plan:
             "int4": of.scheme is not None,
             "context": self.context,
             "batch": self.batch,
+            "cache": self.cache,
             "bytes": {
                 "weights_in_files": self.in_files | {"total": sum(self.in_files.values())},
                 "held": self.held(),
-                "keys_and_values_of_1000_tokens": of.keys_values(1000),
+                "page": of.page(),
+                "snapshot": of.recurrent(),
+                "pages_of_1000_tokens": of.page() * num_pages(1000),
                 "anonymous": self.anonymous,
                 "mapped": self.mapped,
                 "total": self.total,
+                "kept_for_later_requests": self.kept,
             },
+            "pages_between_snapshots": of.grid() if of.recurrent() else None,
             "memory": self.limit,
             "fits": self.verdict or None,
             "advice": advice(self),
         }
 
 
-def plan(folder: Path, *, memory: int | None, context: int | None, batch: int, dtype: str = "float32") -> Plan:
+def plan(
+    folder: Path,
+    *,
+    memory: int | None,
+    context: int | None,
+    batch: int,
+    dtype: str = "float32",
+    cache: int = CACHE_BYTES,
+) -> Plan:
     """Reads config.json and, where the weights are there, their headers.
 
-    context: tokens of prompt and answer, by default 4,096 or what the model takes. Raises ConfigError for a number out
+    context: tokens of prompt and answer, by default 4,096 or what the model takes. cache: bytes of the engine's prefix
+    cache, which never holds fewer pages than the longest sequence needs. Raises ConfigError for a number out
     of limits or an architecture that is not known, CheckpointError for a file that is missing or broken.
     """
     raw = read_json(folder / CONFIG)
@@ -140,7 +165,7 @@ def plan(folder: Path, *, memory: int | None, context: int | None, batch: int, d
         for name, shape in shapes.items():
             in_files[part_of(name)] += stored_bytes(name, shape, stored, scheme)
     of = Footprint(config, _DTYPES[dtype], scheme, dtypes)
-    return Plan(of, {part: size for part, size in in_files.items() if size}, has_files, context, batch, memory)
+    return Plan(of, {part: size for part, size in in_files.items() if size}, has_files, context, batch, memory, cache)
 
 
 def quantised(made: Plan) -> Plan:
@@ -169,6 +194,11 @@ def advice(made: Plan) -> list[str]:
     if fixed:
         said.append(f"up to {contexts:,} tokens for {_sequences(made.batch)} fit")
         said.append(f"up to {_sequences(batches)} of {made.context:,} tokens fit")
+        if made.total + made.kept > limit:
+            said.append(
+                f"{amount(limit - made.total)} are left for what is kept for later requests, which may grow to "
+                f"{amount(made.kept)}: a smaller cache (`--cache`), or a smaller max_position_embeddings"
+            )
         return said
     if contexts:
         said.append(f"shorter context: {contexts:,} tokens fit")
@@ -177,15 +207,15 @@ def advice(made: Plan) -> list[str]:
     if of.scheme is None:
         smaller = quantised(made)
         does = "fits" if smaller.total <= limit else "does not fit either"
-        said.append(f"INT4 (`fourleaf quantize`): {_gib(smaller.total)}, which {does}")
+        said.append(f"INT4 (`fourleaf quantize`): {amount(smaller.total)}, which {does}")
     if of.config.num_experts:
         said += _offloading(made if of.scheme is not None else quantised(made), limit)
     if of.scheme is not None and made.anonymous <= limit:
         said.append(
-            f"as it is: {_gib(made.anonymous)} are held and {_gib(limit - made.anonymous)} are left for "
-            f"{_gib(made.mapped)} of mapped weights; what is missing is read from disk again and again"
+            f"as it is: {amount(made.anonymous)} are held and {amount(limit - made.anonymous)} are left for "
+            f"{amount(made.mapped)} of mapped weights; what is missing is read from disk again and again"
         )
-    return said or [f"nothing brings it below {_gib(limit)}: {_gib(made.footprint.weights.anonymous)} are weights"]
+    return said or [f"nothing brings it below {amount(limit)}: {amount(made.footprint.weights.anonymous)} are weights"]
 
 
 def _offloading(made: Plan, limit: int) -> list[str]:
@@ -194,8 +224,8 @@ def _offloading(made: Plan, limit: int) -> list[str]:
     needed = max(0, math.ceil((made.total - limit) / each))
     if needed == 0 or needed > layers:
         return []
-    what = f"offloading INT4 experts: those of {needed} of {layers} layers ({_gib(needed * each)}) elsewhere"
-    return [f"{what}, {_gib(made.total - needed * each)} stay"]
+    what = f"offloading INT4 experts: those of {needed} of {layers} layers ({amount(needed * each)}) elsewhere"
+    return [f"{what}, {amount(made.total - needed * each)} stay"]
 
 
 def parse_bytes(text: str) -> int:
@@ -206,8 +236,12 @@ def parse_bytes(text: str) -> int:
     return int(float(found.group(1)) * _UNITS[found.group(2)])
 
 
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB"
+def amount(size: float) -> str:
+    """Bytes to read: "1.38 GiB", "61.40 MiB", "512 bytes"."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.2f} {name}"
+    return f"{size:,.0f} bytes"
 
 
 def _sequences(num: int) -> str:
@@ -227,22 +261,38 @@ def lines(made: Plan) -> list[str]:
     said += [_row("held, together", made.anonymous)]
     if made.mapped:
         said += [_row("weights mapped from files", made.mapped), _row("all", made.total)]
-    said += ["", f"1,000 more tokens of one sequence: {_gib(of.keys_values(1000))} of keys and values"]
+    pages = num_pages(1000)
+    said += ["", f"1,000 tokens of a sequence: {pages} pages of {amount(of.page())}, {amount(pages * of.page())}"]
+    if of.recurrent():
+        often = f"one every {of.grid()} pages of a long text, and where texts part"
+        said += [f"a snapshot of all states: {amount(of.recurrent())}; {often}"]
+    said += [
+        f"pages{' and snapshots' if of.recurrent() else ''} kept for later requests: up to {amount(made.kept)} more"
+    ]
     if made.limit is not None:
         answers = {"yes": "fits", "no": "does not fit", "from disk": "does not fit whole"}
-        said += ["", f"{answers[made.verdict]} in {_gib(made.limit)}", *(f"  {line}" for line in advice(made))]
+        said += ["", f"{answers[made.verdict]} in {amount(made.limit)}", *(f"  {line}" for line in advice(made))]
     return said
 
 
 def _row(name: str, size: int) -> str:
-    return f"  {name:<36} {size / GIB:>9.3f} GiB"
+    return f"  {name:<36} {amount(size):>14}"
 
 
 def main_plan(
-    folder: Path, *, memory: str | None, context: int | None, batch: int, dtype: str, as_json: bool, out: TextIO
+    folder: Path,
+    *,
+    memory: str | None,
+    context: int | None,
+    batch: int,
+    dtype: str,
+    as_json: bool,
+    out: TextIO,
+    cache: str | None = None,
 ) -> None:
     """Prints the plan of a checkpoint folder. Raises as `plan` and `parse_bytes` do."""
     limit = parse_bytes(memory) if memory is not None else None
-    made = plan(folder, memory=limit, context=context, batch=batch, dtype=dtype)
+    budget = parse_bytes(cache) if cache is not None else CACHE_BYTES
+    made = plan(folder, memory=limit, context=context, batch=batch, dtype=dtype, cache=budget)
     text = json.dumps(made.document(), indent=2) if as_json else "\n".join(lines(made))
     print(text, file=out)
