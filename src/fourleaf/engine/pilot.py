@@ -1,7 +1,8 @@
 """`auto` at work: for one request the mode of each block, and for an engine the table that says what modes cost.
 
-Load never changes an answer: where the mode could change tokens (`lossless` is off), a choice looks at the table and at
-what this request has shown, and at nothing else. A lossless one may look at all requests and at how many there are.
+With a seed, load never changes an answer: a choice looks at the table and at what this request has shown, and at
+nothing else. Without one, or where no choice can change a token (`lossless`), it looks at what all requests have shown
+and at how many there are.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Pilot:
     def __init__(self, fleet: Fleet, params: GenerateParams) -> None:
         self.modes: list[FixedMode] = []
         self._fleet, self._replay = fleet, list(reversed(params.modes))
-        self._is_lossless = params.lossless
+        self._sees_others = params.lossless or params.seed is None
         modes: tuple[FixedMode, ...] = ("ar", "draft") if params.lossless else ("ar", "draft", "diffuse")
         self._allowed = frozenset(modes)
         self._own = Experience(fleet.block_size)
@@ -83,8 +84,8 @@ class Pilot:
 
     def _choose(self, rows: int) -> FixedMode:
         fleet = self._fleet
-        everyone = fleet.everyone if self._is_lossless else None
-        self._in_flight, self._rows = max(1, fleet.in_flight()) if self._is_lossless else 1, rows
+        everyone = fleet.everyone if self._sees_others else None
+        self._in_flight, self._rows = max(1, fleet.in_flight()) if self._sees_others else 1, rows
         choice = auto.choose(fleet.table, self._own, everyone, self._in_flight, self._allowed, rows)
         mode = self._replay.pop() if self._replay else choice.mode
         self._choice = choice if mode == choice.mode else None
@@ -114,7 +115,7 @@ class Pilot:
         )
         outcome = Outcome(mode, rows, tokens, seconds, verified, alone, fused)
         self._own.add(outcome, self._choice)
-        if self._is_lossless:
+        if self._sees_others:
             self._fleet.everyone.add(outcome, self._choice)
 
 

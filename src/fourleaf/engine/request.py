@@ -50,7 +50,6 @@ WHOLE_LIMITS: dict[str, tuple[int, int | None]] = {
     "tokens_per_pass": (1, None),
     "top_k": (0, None),
     "max_tokens": (1, None),
-    "seed": (0, MAX_SEED),
     "choice": (0, 2**31 - 1),
 }
 MAX_LOGPROBS = 20
@@ -107,7 +106,8 @@ class GenerateParams:
     max_tokens          limit on committed tokens, the end token among them; at least 1.
     stop                texts before which the answer's content ends.
     stop_token_ids      tokens that end the answer as the end token does, and are left out of it.
-    seed                0 to 2^63 - 1; without effect where temperature is 0.
+    seed                0 to 2^63 - 1: with one, `auto` chooses modes by nothing but the request itself. None: random
+                        numbers as of seed 0, and `auto` may look at what other requests have shown.
     choice              which of a request's `n` answers this is: each has its own random numbers.
     logprobs            None: none. Otherwise each token's log-probability, and so many of the most probable tokens'.
 
@@ -118,7 +118,7 @@ class GenerateParams:
     threshold: float = DEFAULT_THRESHOLD
     temperature: float = 0.0
     max_tokens: int = 512
-    seed: int = 0
+    seed: int | None = None
     policy: Policy = "threshold"
     tokens_per_pass: int = 4
     entropy_bound: float = 0.1
@@ -147,6 +147,8 @@ class GenerateParams:
             _number(name, getattr(self, name), low, high)
         for name, (least, most) in WHOLE_LIMITS.items():
             _integer(name, getattr(self, name), least, most)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         self._check_lists()

@@ -76,7 +76,7 @@ class Sequence:
         self.prompt, self.params, self.max_tokens = prompt, params, max_tokens
         self.vocabulary, self.block_size, self.observe = vocabulary, block_size, observe
         self.stops, self.guide, self.pilot = stops, guide, pilot
-        self.sampling, self.noise = Sampling.of(params), Noise(params.seed, params.choice)
+        self.sampling, self.noise = Sampling.of(params), Noise(params.seed or 0, params.choice)
         self.known = list(prompt)
         self.num_cached = 0
         self.finish_reason: FinishReason | None = None

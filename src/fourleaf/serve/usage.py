@@ -50,7 +50,7 @@ def how(finish: Finish, params: GenerateParams) -> dict[str, Any]:
         if params.policy in ("threshold", "edit"):
             said["threshold"] = params.threshold
     if params.temperature > 0:
-        said["seed"] = params.seed
+        said["seed"] = params.seed or 0
     counts = {name: value for name, value in asdict(finish.usage).items() if name not in _OPENAI}
     return (
         said
