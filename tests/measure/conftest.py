@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tiny
+import tiny as shapes
 import torch
 
 from fourleaf.checkpoint.files import save_model
@@ -17,7 +17,7 @@ from fourleaf.tasks.cabin.schema import Example, answer_text, messages
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
 
-SHAPES = tiny.FOUR | {"max_position_embeddings": 2048}
+SHAPES = shapes.FOUR | {"max_position_embeddings": 2048}
 TEMPLATE = bundled_path() / "chat_template.jinja"
 
 
@@ -30,7 +30,7 @@ def checkpoint(byte_tokenizer, tmp_path_factory) -> Callable[..., Path]:
         if is_block_diffusion:
             ids |= {"block_size": 32, "mask_token_id": byte_tokenizer.mask_id}
         model = Transformer(
-            ModelConfig(**(SHAPES | (tiny.EXPERTS if moe else tiny.DENSE | {"tie_word_embeddings": True}) | ids))
+            ModelConfig(**(SHAPES | (shapes.EXPERTS if moe else shapes.DENSE | {"tie_word_embeddings": True}) | ids))
         )
         random = torch.Generator().manual_seed(3)
         with torch.no_grad():
