@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import MODES, POLICIES, Decoder, GenerateParams
 from fourleaf.errors import RequestError
 from fourleaf.serve.body import shown
+from fourleaf.text.constraint import KINDS
+from fourleaf.text.grammar import is_available
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,10 @@ class Abilities:
 
 ALL_FIELDS = frozenset(one.name for one in fields(GenerateParams))
 
-# The engine that decodes one request at a time. To enable what it learns, add the field's name here.
+# The engine, all of it; what its model or an absent library leaves out is taken away below.
+ENGINE = Abilities(fields=ALL_FIELDS, constraints=KINDS, concurrent=16, scores=True)
+
+# Any other decoder, one request at a time.
 ABILITIES = Abilities(
     fields=frozenset({"mode", "threshold", "temperature", "max_tokens", "seed"}),
     modes=("ar", "diffuse"),
@@ -43,12 +49,14 @@ _DEFAULTS = {one.name: one.default for one in fields(GenerateParams)}
 
 def abilities(engine: Decoder) -> Abilities:
     """An engine's abilities; a model that cannot denoise has mode `ar` alone."""
-    known: Abilities = getattr(engine, "abilities", ABILITIES)
-    model = getattr(engine, "model", None)
-    if model is None:
-        return known
-    known = replace(known, scores=True)
-    return known if model.config.is_block_diffusion else replace(known, modes=("ar",), policies=())
+    if not isinstance(engine, Engine):
+        return getattr(engine, "abilities", ABILITIES)
+    config, known = engine.model.config, ENGINE
+    if not is_available():
+        known = replace(known, constraints=())
+    if not config.bd_edits:
+        known = replace(known, policies=tuple(policy for policy in POLICIES if policy != "edit"))
+    return known if config.is_block_diffusion else replace(known, modes=("ar",), policies=())
 
 
 @dataclass(frozen=True)

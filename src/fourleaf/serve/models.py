@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import Decoder
 from fourleaf.errors import FourleafError, ModelNotFoundError, RequestError
 from fourleaf.serve.capabilities import Abilities, abilities
@@ -32,12 +33,16 @@ class Served:
         self.engine, self.fixed_tools = engine, fixed_tools
         self.able: Abilities = abilities(engine)
         self.worker = Worker(max_waiting, self.able.concurrent)
+        if isinstance(engine, Engine):
+            engine.start()
         self.worker.start()
 
     def close(self, drain_seconds: float, *, own: bool) -> None:
         """Lets what runs come to its end, but no longer than that, then stops. own: closes the engine, too."""
         self.worker.drain(drain_seconds)
         self.worker.stop()
+        if isinstance(self.engine, Engine):
+            self.engine.stop()
         if own and callable(close := getattr(self.engine, "close", None)):
             close()
 
