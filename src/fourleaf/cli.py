@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from fourleaf import conversions
+from fourleaf import conversions, decisions
 from fourleaf.conversions import AsJson, Threads
 from fourleaf.errors import FourleafError
 
@@ -57,9 +57,16 @@ app = typer.Typer(
 
 
 class Task(StrEnum):
-    """What recipes and test sets exist for."""
+    """What recipes exist for."""
 
     cabin = "cabin"
+
+
+class Scored(StrEnum):
+    """What test sets exist for."""
+
+    cabin = "cabin"
+    judgements = "judgements"
 
 
 Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; the bundled model by default.")]
@@ -256,8 +263,14 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    task: Annotated[Task, typer.Argument(help="What to score on.")],
-    set_: Annotated[str, typer.Option("--set", help="fillers, patterns, dev or all.")] = "all",
+    task: Annotated[Scored, typer.Argument(help="What to score on.")],
+    set_: Annotated[
+        str,
+        typer.Option(
+            "--set",
+            help="fillers, patterns or dev; coupled, control, twin, copy, unknowable or ninth; or all.",
+        ),
+    ] = "all",
     mode: Annotated[str, typer.Option(help="ar, diffuse or both.")] = "both",
     n: Annotated[int | None, typer.Option(min=1, help="Only the first n examples of each set.")] = None,
     threshold: Annotated[
@@ -268,10 +281,30 @@ def evaluate(
     model: Model = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     failures: Annotated[Path | None, typer.Option(help="Write each wrong answer to this file, as JSON lines.")] = None,
+    draw: Annotated[
+        int | None, typer.Option(min=0, help="judgements: seed of the test set; the public set by default.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="judgements: write a bar chart to this SVG file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
     threads: Threads = None,
 ) -> None:
-    """Score a model on held-out examples: exact match, by mode and tag."""
+    """Score a model on held-out examples: exact match by mode and tag, or groups of judgements by arm."""
+    if task is Scored.judgements:
+        from fourleaf.measure.judgements import main_judgements
+
+        main_judgements(
+            set_,
+            model=model,
+            draw=draw,
+            limit=n,
+            seed=seed,
+            num_threads=threads,
+            json_file=json_,
+            picture=picture,
+            out=sys.stdout,
+            progress=sys.stderr,
+        )
+        return
     from fourleaf.measure.evaluate import main_eval
 
     main_eval(
@@ -324,7 +357,10 @@ def bench(
     )
 
 
-for command in (conversions.quantize, conversions.convert, conversions.pull, conversions.plan):
+for command in (
+    *(conversions.quantize, conversions.convert, conversions.pull, conversions.plan),
+    *(decisions.decide, decisions.calibrate),
+):
     app.command()(command)
 
 

@@ -133,3 +133,19 @@ def wire_response(decision: Decision, request: DecisionRequest, model: str) -> d
     if decision.broken is not None:
         body["x_rules"] = {"obeyed": not decision.broken, "broken": list(decision.broken)}
     return body
+
+
+def answer_lines(decision: Decision) -> list[str]:
+    """A decision for people: one line a question, surest option first, then what holds for all."""
+    lines = []
+    for answer in decision.answers:
+        ranked = np.argsort(-answer.p, kind="stable")
+        shown = [f"{answer.question.options[i].text} {100 * answer.p[i]:.1f}%" for i in ranked[:4]]
+        more = f", {len(ranked) - 4} more" if len(ranked) > 4 else ""
+        lines.append(f"{answer.question.id}: {answer.question.options[answer.chosen].text}  ({', '.join(shown)}{more})")
+    if decision.tuple_p is not None:
+        order = ", then ".join(" and ".join(names) for names in decision.order)
+        lines.append(f"together {100 * decision.tuple_p:.1f}%, revealed: {order}")
+    if decision.broken:
+        lines.append(f"rules broken: {', '.join(str(i + 1) for i in decision.broken)}")
+    return lines
