@@ -118,7 +118,7 @@ def _leaf(rng: random.Random) -> dict[str, Any]:
         lambda: {"type": "integer"},
         lambda: {"type": "integer", "minimum": low, "maximum": high},
         lambda: {"type": "integer", "exclusiveMinimum": low, "multipleOf": rng.choice([2, 5, 10])},
-        lambda: {"type": "number", "minimum": low / 4, "exclusiveMaximum": high + 0.5},
+        lambda: {"type": "number", "minimum": low / 4, "exclusiveMaximum": high / 4 + 0.5},
         lambda: {"type": "number", "multipleOf": 0.5},
         lambda: {"type": "number"},
         lambda: {"type": "boolean"},

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fourleaf.text.tokenizer import Tokenizer
 
 MAX_WIDTH = 6  # places that the second search keeps of each length
+LONG_RUN = 8  # times that one token is taken before a way out is searched for
 MAX_STEPS = 1_500  # tokens that one search tries
 
 
@@ -46,8 +47,8 @@ def ending(
     if not takes(position, goal):
         # The searches go by bytes, which become fewer tokens when they are divided again: hence more room.
         found = _greedy(position.copy(), tokenizer, 4 * limit, goal, tokenizer.encode(closing))
-        found = found or _search(position, tokenizer, 4 * limit, goal)
-        found = found or _search(position, tokenizer, 4 * limit, goal, MAX_WIDTH)
+        found = found or _search(position, tokenizer, 4 * limit, [goal])
+        found = found or _search(position, tokenizer, 4 * limit, [goal], MAX_WIDTH)
     if found is None:
         return None
     shorter = min(found, _divided_again(position, tokenizer, found, goal), key=len)
@@ -61,6 +62,7 @@ def _greedy(
 ) -> list[int] | None:
     """Takes, again and again, what most looks like closing. Changes `position`."""
     tokens: list[int] = []
+    run, at_run, has_detoured = 0, position.copy(), False
     while not takes(position, goal):
         if len(tokens) > min(limit, MAX_STEPS):
             return None
@@ -70,13 +72,26 @@ def _greedy(
         if not ahead and closing and takes(position, closing):
             ahead = closing
         ahead = ahead or [_closest(position.allowed(), tokenizer)]
+        if ahead[0] < 0 or tokenizer.end_id in ahead:
+            return None
+        if tokens[-1:] != ahead:
+            run, at_run, has_detoured = 0, position.copy(), False
+        elif run == LONG_RUN and not has_detoured:
+            # In circles, inside a string with a pattern or a number with limits: the shortest way to where that may
+            # end, from where the circles began.
+            has_detoured = True
+            text, number = ([tokenizer.encode(end) for end in ends] for ends in ('"', ",}]"))
+            way = _search(at_run, tokenizer, 4 * LONG_RUN, text) or (
+                # Second, as a string may hold that too; by length, as a number's digits count.
+                _search(at_run, tokenizer, 4 * LONG_RUN, number, MAX_WIDTH)
+            )
+            if way:
+                position, tokens = at_run.copy(), tokens[: len(tokens) - run]
+                ahead = way
         for token in ahead:
-            if token < 0 or token == tokenizer.end_id:
-                return None
             position.advance(token)
-            tokens.append(token)
-        if len(tokens) > 64 and len(set(tokens[-32:])) < 3:
-            return None  # going in circles
+        tokens += ahead
+        run += 1
     return tokens
 
 
@@ -122,10 +137,10 @@ def _ranks(tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 
 def _search(
-    position: Position, tokenizer: Tokenizer, limit: int, goal: list[int], width: int | None = None
+    position: Position, tokenizer: Tokenizer, limit: int, goals: list[list[int]], width: int | None = None
 ) -> list[int] | None:
-    """Breadth first. Without a width, places that allow the same tokens count as one; with it, of each length only,
-    and so many are kept."""
+    """Breadth first, to where the tokens of one of the goals are legal. Without a width, places that allow the same
+    tokens count as one; with it, of each length only, and so many are kept."""
     level: list[tuple[list[int], Position]] = [([], position)]
     seen = {position.allowed().tobytes()}
     steps = 0
@@ -133,7 +148,7 @@ def _search(
         following: list[tuple[list[int], Position]] = []
         seen = seen if width is None else set()
         for tokens, here in level:
-            for run in _runs(here, tokenizer, goal == [tokenizer.end_id]):
+            for run in _runs(here, tokenizer, goals == [[tokenizer.end_id]]):
                 steps += 1
                 if len(tokens) + len(run) > limit:
                     continue
@@ -142,7 +157,7 @@ def _search(
                 there = here.copy()
                 for token in run:
                     there.advance(token)
-                if takes(there, goal):
+                if any(takes(there, goal) for goal in goals):
                     return tokens + run
                 mask = there.allowed().tobytes()
                 if mask not in seen:
