@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fourleaf.engine.request import Delta, Frame, GenerateParams, Usage
+from fourleaf.engine.request import Delta, Frame, GenerateParams, TokenLogprob, Usage
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 
@@ -67,8 +67,10 @@ class ScriptedEngine:
             last = start + BLOCK >= len(taken)
             ended = block[-1] == self.tokenizer.end_id
             self.finished += last
+            tokens = tuple(block[:-1] if ended else block)
             yield Delta(
-                tokens=tuple(block[:-1] if ended else block),
+                tokens=tokens,
+                logprobs=None if params.logprobs is None else _logprobs(tokens, params.logprobs),
                 finish_reason=("stop" if ended else "length") if last else None,
                 usage=Usage(len(prompt_ids), len(taken), forwards, forwards * BLOCK, forwards) if last else None,
             )
@@ -80,6 +82,14 @@ class ScriptedEngine:
             self.fault_at = None
             raise RuntimeError("the matrix has burst")
         self.passes += 1
+
+
+def _logprobs(tokens: tuple[int, ...], num_top: int) -> tuple[TokenLogprob, ...]:
+    """Told apart by their token: its id tells the logprob."""
+    return tuple(
+        TokenLogprob(-token / 1000, 1, tuple((token + at, -token / 1000 - at) for at in range(num_top)))
+        for token in tokens
+    )
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from fourleaf.serve import capabilities
 from fourleaf.serve.body import read_document, refuse, shown
 from fourleaf.serve.chat import chat_completions
 from fourleaf.serve.completions import completions
-from fourleaf.serve.faults import KeyRefusedError, install
+from fourleaf.serve.faults import KeyRefusedError, error_response, install
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
 from fourleaf.serve.requestlog import RequestLog
@@ -92,7 +92,10 @@ def _bound(endpoint: Any, server: Server) -> Any:
     """The endpoint as the framework wants it: a function of the request alone."""
 
     async def route(request: Request) -> Response:
-        return await endpoint(server, request)
+        try:
+            return await endpoint(server, request)
+        except Exception as error:  # the framework's own handler raises it again, and the connection breaks
+            return error_response(error, request.url.path)
 
     return route
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
@@ -35,23 +36,26 @@ class Answers(Generic[Item]):
         for job in self._jobs:
             job.cancel()
 
-    async def items(self) -> AsyncIterator[tuple[int, Item]]:
+    async def items(self) -> AsyncGenerator[tuple[int, Item]]:
         """(index of the job, item), each job's in order; raises what a job raises."""
-        async for index, item in self._merged():
-            self._note(item)
-            yield index, item
+        async with aclosing(self._merged()) as merged:
+            async for index, item in merged:
+                self._note(item)
+                yield index, item
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Item]]:
+    async def _merged(self) -> AsyncGenerator[tuple[int, Item]]:
         if len(self._jobs) == 1:
-            async for item in self._jobs[0].items():
-                yield 0, item
+            async with aclosing(self._jobs[0].items()) as items:
+                async for item in items:
+                    yield 0, item
             return
         merged: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         async def pump(index: int, job: Job[Item]) -> None:
             try:
-                async for item in job.items():
-                    merged.put_nowait((index, item))
+                async with aclosing(job.items()) as items:
+                    async for item in items:
+                        merged.put_nowait((index, item))
                 merged.put_nowait((index, _NOTHING))
             except Exception as error:  # handed to whoever iterates
                 merged.put_nowait((-1, error))
@@ -70,6 +74,7 @@ class Answers(Generic[Item]):
         finally:
             for task in pumps:
                 task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
@@ -78,7 +83,7 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
     return head + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def with_pings(items: AsyncIterator[Item], seconds: float) -> AsyncIterator[Item | None]:
+async def with_pings(items: AsyncGenerator[Item], seconds: float) -> AsyncGenerator[Item | None]:
     """The items, with None for every `seconds` in which none came."""
     coming: asyncio.Future[Any] = asyncio.ensure_future(_next(items))
     try:
@@ -94,6 +99,8 @@ async def with_pings(items: AsyncIterator[Item], seconds: float) -> AsyncIterato
             coming = asyncio.ensure_future(_next(items))
     finally:
         coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await items.aclose()
 
 
 async def _next(items: AsyncIterator[Any]) -> Any:

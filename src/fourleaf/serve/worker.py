@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import closing
 from typing import Generic, TypeVar
 
@@ -63,7 +63,7 @@ class Job(Generic[Item]):
         if self._cancelled.is_set():
             raise _Cancelled
 
-    async def items(self) -> AsyncIterator[Item]:
+    async def items(self) -> AsyncGenerator[Item]:
         """The work's items as they come; raises what the work raised, RequestTimeoutError where it took too long."""
         while True:
             left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
