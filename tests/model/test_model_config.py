@@ -74,6 +74,7 @@ def test_every_fourth_layer_is_attention_unless_the_config_lists_them():
         (BLOCKS | {"bd_history_decay": "all"}, "bd_history_decay", "'all'", "none or row"),
         (BLOCKS | {"bd_value_beta": ""}, "bd_value_beta", "''", "none or row"),
         (BLOCKS | {"bd_right_taps": "outside"}, "bd_right_taps", "'outside'", "inside"),
+        (BLOCKS | {"bd_edits": "yes"}, "bd_edits", "'yes'", "true or false"),
     ],
     ids=str,
 )

@@ -40,7 +40,7 @@ _EXPERTS = (
 )  # fmt: skip
 _BLOCKS = (
     "block_size", "mask_token_id", "coreset_top_p", "coreset_min", "bd_readout_scale", "bd_history_decay",
-    "bd_value_beta", "bd_right_taps",
+    "bd_value_beta", "bd_right_taps", "bd_edits",
 )  # fmt: skip
 
 

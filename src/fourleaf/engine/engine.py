@@ -172,6 +172,13 @@ class Engine:
                 f"works, {params.mode!r} does not. Use the complete checkpoint, or `fourleaf convert` and training.",
                 param="mode",
             )
+        if params.policy == "edit" and params.mode in ("diffuse", "auto") and not config.bd_edits:
+            raise RequestError(
+                f"{self.name} was not trained to mend revealed tokens (its config lacks bd_edits): policy 'edit' would "
+                "spoil its answers. Use threshold, fixed or entropy.",
+                param="policy",
+                code="unsupported_value",
+            )
         params.check_ids(config.vocab_size)
         vocabulary = Vocabulary(self.end_id, self.mask_id, config.vocab_size)
         limit = min(params.max_tokens, room)

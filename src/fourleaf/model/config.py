@@ -32,6 +32,9 @@ class ModelConfig:
       bd_history_decay   "none": every row reads the committed state as it is; "row": decayed by that row's gate.
       bd_value_beta      "none": values enter the block softmax as they are; "row": scaled by that row's beta.
       bd_right_taps      "inside": taps that reach past the block's end read zero.
+
+    bd_edits says whether the canvases of training held wrong revealed tokens to mend: only then do the logits of a
+    revealed row mean anything, and only then is the policy `edit` allowed (docs/decisions/013-edit.md).
     Raises ConfigError where a value is outside its limits.
     """
 
@@ -81,6 +84,7 @@ class ModelConfig:
     bd_history_decay: Literal["none", "row"] = "none"
     bd_value_beta: Literal["none", "row"] = "none"
     bd_right_taps: Literal["inside"] = "inside"
+    bd_edits: bool = False
 
     def __post_init__(self) -> None:
         if not self.layer_types:
@@ -136,6 +140,7 @@ class ModelConfig:
             _require(
                 ok, "coreset_min", least, f"in {self.num_experts_per_tok}..{self.num_experts}: top-k to all experts"
             )
+        _require(isinstance(self.bd_edits, bool), "bd_edits", self.bd_edits, "true or false")
         for field, allowed in _CHOICES.items():
             _require(getattr(self, field) in allowed, field, getattr(self, field), " or ".join(allowed))
 
