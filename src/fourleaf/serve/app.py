@@ -17,6 +17,7 @@ from fourleaf.serve import capabilities
 from fourleaf.serve.body import read_document, refuse, shown
 from fourleaf.serve.chat import chat_completions
 from fourleaf.serve.completions import completions
+from fourleaf.serve.events import chat_events
 from fourleaf.serve.faults import KeyRefusedError, error_response, install
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
@@ -29,6 +30,7 @@ from fourleaf.serve.systemone import decision_models, systemone
 # Path -> endpoint; each takes the server and the request.
 ENDPOINTS = {
     "/chat/completions": chat_completions,
+    "/chat/events": chat_events,
     "/completions": completions,
     "/responses": responses,
     "/messages": messages,
