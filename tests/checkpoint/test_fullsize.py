@@ -1,12 +1,11 @@
 """The full-size run, at a tiny size: everything happens, is measured, and is gone afterwards."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import script
 import torch
 
 from fourleaf.checkpoint import shards
@@ -22,13 +21,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 
 @pytest.fixture(scope="module")
 def fullsize() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fullsize", Path(__file__).parents[2] / "scripts" / "fullsize.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fullsize"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+    return script.load("fullsize")
 
 
 def test_a_run_measures_every_stage_and_leaves_nothing(fullsize, tmp_path, capsys):

@@ -1,30 +1,18 @@
 """The script that says what an AR start buys: its scores are the objective's, its curves lie at the right minutes."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import script
 import torch
 
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.train.folder import RunFolder
 from fourleaf.train.gradients import Counts, losses
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "ar_start.py"
-
 
 @pytest.fixture(scope="module")
 def ar_start():
-    spec = importlib.util.spec_from_file_location("ar_start", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ar_start"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["ar_start"]
+    return script.load("ar_start")
 
 
 @pytest.fixture(scope="module")
