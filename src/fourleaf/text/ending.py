@@ -62,20 +62,20 @@ def _greedy(
 ) -> list[int] | None:
     """Takes, again and again, what most looks like closing. Changes `position`."""
     tokens: list[int] = []
-    run, at_run, has_detoured = 0, position.copy(), False
+    run, begin, at_run, has_detoured = 0, 0, position.copy(), False
     while not takes(position, goal):
         if len(tokens) > min(limit, MAX_STEPS):
             return None
         ahead = position.forced()
-        if goal != [tokenizer.end_id]:
-            ahead = ahead[:1]  # the goal may begin inside a run of forced tokens
+        if ahead and goal != [tokenizer.end_id]:
+            ahead = [_first_byte(ahead[0], tokenizer)]
         if not ahead and closing and takes(position, closing):
             ahead = closing
         ahead = ahead or [_closest(position.allowed(), tokenizer)]
         if ahead[0] < 0 or tokenizer.end_id in ahead:
             return None
         if tokens[-1:] != ahead:
-            run, at_run, has_detoured = 0, position.copy(), False
+            run, begin, at_run, has_detoured = 0, len(tokens), position.copy(), False
         elif run == LONG_RUN and not has_detoured:
             # In circles, inside a string with a pattern or a number with limits: the shortest way to where that may
             # end, from where the circles began.
@@ -86,7 +86,7 @@ def _greedy(
                 _search(at_run, tokenizer, 4 * LONG_RUN, number, MAX_WIDTH)
             )
             if way:
-                position, tokens = at_run.copy(), tokens[: len(tokens) - run]
+                position, tokens = at_run.copy(), tokens[:begin]
                 ahead = way
         for token in ahead:
             position.advance(token)
@@ -126,6 +126,7 @@ def _rank(word: bytes, is_control: bool) -> int:
     return 10 + len(word) if word.isalnum() else 30 + len(word)
 
 
+_bytes: weakref.WeakKeyDictionary[Tokenizer, dict[bytes, int]] = weakref.WeakKeyDictionary()
 _ranked: weakref.WeakKeyDictionary[Tokenizer, NDArray[np.int64]] = weakref.WeakKeyDictionary()
 
 
@@ -170,11 +171,24 @@ def _search(
 def _runs(position: Position, tokenizer: Tokenizer, is_whole: bool) -> list[list[int]]:
     """The ways on from here: the forced tokens, or each control token and each single byte that may come next."""
     if forced := position.forced():
-        return [forced if is_whole else forced[:1]]
+        return [forced if is_whole else [_first_byte(forced[0], tokenizer)]]
     tokens = np.flatnonzero(position.allowed()[: tokenizer.vocab_size]).tolist()
     single = [[t] for t in tokens if t in tokenizer.special_ids or len(tokenizer.token_bytes(t)) == 1]
     ascii_alone = [[t] for [t] in single if t in tokenizer.special_ids or tokenizer.token_bytes(t)[0] < 128]
     return ascii_alone or single or [[t] for t in tokens[:8]]
+
+
+def _first_byte(token: int, tokenizer: Tokenizer) -> int:
+    """The token of the first byte alone: a goal may begin in the middle of what is forced."""
+    if token in tokenizer.special_ids:
+        return token
+    if tokenizer not in _bytes:
+        _bytes[tokenizer] = {
+            word: i
+            for i in reversed(range(tokenizer.vocab_size))
+            if i not in tokenizer.special_ids and len(word := tokenizer.token_bytes(i)) == 1
+        }
+    return _bytes[tokenizer].get(tokenizer.token_bytes(token)[:1], token)
 
 
 def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int], goal: list[int]) -> list[int]:

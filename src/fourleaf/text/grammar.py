@@ -11,7 +11,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ except ImportError:  # an extra: a server that constrains nothing runs without i
 MAX_GRAMMARS = 64  # compiled and kept for each tokenizer
 SLACK = 128  # tokens beyond the shortest whole answer from which on its ending is watched
 
+MAX_ENDING = 4_096  # tokens: an answer that cannot be had in so many is not searched for
 _NOISE = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: ")  # where in a text that no user wrote
 _REMEDY = "Constrained answers need the package llguidance: pip install 'fourleaf[grammar]'"
 
@@ -64,7 +65,8 @@ class Grammar:
         self._prototype = prototype
         if isinstance(constraint.value, Tools) and constraint.value.markup == "xml":
             prototype.closing = XML_CLOSING
-        prototype.reserve = 0 if _is_free_text(constraint) else len(prototype.ending(1 << 12) or ()) + SLACK
+        prototype.whole = prototype.ending(MAX_ENDING) or []
+        prototype.reserve = 0 if _is_free_text(constraint) else len(prototype.whole) + SLACK
 
     @property
     def reserve(self) -> int:
@@ -85,6 +87,7 @@ class GrammarMatcher:
         self.reserve = 0
         self.closing = ""
         self.ended = False
+        self.whole: list[int] = []  # the shortest whole answer that was found
         self._plan: list[int] = []  # an ending found at an earlier place; often it is still one
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -136,7 +139,8 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """An independent one in the same place."""
         twin = GrammarMatcher(self._inner.deep_copy(), self._vocabulary, self._num_ids)
-        twin.reserve, twin.closing, twin.ended, twin._plan = self.reserve, self.closing, self.ended, self._plan
+        twin.reserve, twin.closing, twin.ended = self.reserve, self.closing, self.ended
+        twin.whole, twin._plan = self.whole, self._plan
         return twin
 
     def adopt(self, other: GrammarMatcher) -> None:
@@ -154,13 +158,17 @@ class GrammarMatcher:
         if goal:
             return ending(self, self._vocabulary.tokenizer, limit, goal, self.closing)
         if not self.is_accepting:
-            for plan in (self._plan, self._plan[1:], self._plan[2:]):
+            for plan in (self._plan, self._plan[1:], self._plan[2:], *self._tails(limit)):
                 if plan and len(plan) <= limit and takes(self, plan):
                     self._plan = plan
                     return plan
         found = ending(self, self._vocabulary.tokenizer, limit, (), self.closing)
         self._plan = found or self._plan
         return found
+
+    def _tails(self, limit: int) -> Iterator[list[int]]:
+        """What the shortest answer from the start ends with, the longest first."""
+        yield from (self.whole[begin:] for begin in range(max(0, len(self.whole) - limit), len(self.whole)))
 
     def _check(self) -> None:
         if self._inner.is_error():
@@ -210,7 +218,11 @@ class _Vocabulary:
                 code="unsupported_value",
             )
         prototype = GrammarMatcher(inner, self, num_ids)
-        if not prototype.allowed().any():
+        try:
+            is_empty = not prototype.allowed().any()
+        except RequestError:  # the library finds out at the first mask
+            is_empty = True
+        if is_empty:
             raise RequestError(f"No answer satisfies {constraint.param}.", param=constraint.param, code="invalid_value")
         return Grammar(prototype, constraint)
 

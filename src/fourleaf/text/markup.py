@@ -17,6 +17,8 @@ from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 XML_CLOSING = "\n</parameter>\n"  # behind each parameter's value
 _CLOSING = json.dumps(XML_CLOSING)
+# One character, escaped or not; a class's opening bracket takes a first "]" along, which closes nothing.
+_PIECE = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PARAMETER = re.compile(r"[^<>\s]{1,128}")
 # What the XML-like markup can say of an object's shape, and of a string that stands there without quotes.
@@ -84,14 +86,21 @@ def _json(schema: Schema) -> str:
 
 
 def _slashed(expression: str) -> str:
-    """A regular expression as it stands between slashes. Anchors at its ends go: the whole answer matches anyway."""
+    """A regular expression as it stands between slashes. Anchors at its ends go: the whole answer matches anyway.
+
+    `\d` becomes 0 to 9, as in the patterns of JSON schemas: the library's own reading has digits that the reader of the
+    answer may never have heard of.
+    """
     expression = expression.removeprefix("^")
     stripped = expression.removesuffix("$")
     if (len(stripped) - len(stripped.rstrip("\\"))) % 2 == 0:  # "\$" is a dollar sign
         expression = stripped
-    expression = f"(?:{expression})"
-    escaped = re.sub(r"\\.|/", lambda match: r"\/" if match.group() == "/" else match.group(), expression, flags=re.S)
-    return escaped.replace("\n", r"\n")
+    written, depth = [], 0
+    for piece in _PIECE.findall(expression):
+        depth += (piece[0] == "[") - (piece == "]" and depth > 0)
+        digits = "0-9" if depth else "[0-9]"
+        written.append({r"\d": digits, "/": r"\/", "\n": r"\n"}.get(piece, piece))
+    return f"(?:{''.join(written)})"
 
 
 def _tools(tools: Tools, rules: _Rules) -> str:
