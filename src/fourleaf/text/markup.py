@@ -86,7 +86,7 @@ def _json(schema: Schema) -> str:
 
 
 def _slashed(expression: str) -> str:
-    """A regular expression as it stands between slashes. Anchors at its ends go: the whole answer matches anyway.
+    r"""A regular expression as it stands between slashes. Anchors at its ends go: the whole answer matches anyway.
 
     `\d` becomes 0 to 9, as in the patterns of JSON schemas: the library's own reading has digits that the reader of the
     answer may never have heard of.
