@@ -31,6 +31,7 @@ def random_engine(byte_tokenizer) -> Engine:
         max_position_embeddings=300,
         block_size=8,
         mask_token_id=byte_tokenizer.mask_id,
+        bd_edits=True,
     )
     torch.manual_seed(5)
     model = Transformer(config).to(torch.float64).eval()

@@ -21,43 +21,37 @@ WAYS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def editing(random_engine, monkeypatch):
-    """The engine, its model said to be trained to mend tokens."""
-    monkeypatch.setattr(random_engine.model, "config", dataclasses.replace(random_engine.model.config, bd_edits=True))
-    return random_engine
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_an_answer_is_the_same_alone_and_among_others(editing, way):
+def test_an_answer_is_the_same_alone_and_among_others(random_engine, way):
     params = dataclasses.replace(WAYS[way], max_tokens=21)
-    together = editing.generate_many(PROMPTS, params)
+    together = random_engine.generate_many(PROMPTS, params)
     assert len({tuple(tokens) for tokens, _ in together}) > 1
     for prompt, (tokens, last) in zip(PROMPTS, together, strict=True):
-        deltas = list(editing.generate(prompt, params))
+        deltas = list(random_engine.generate(prompt, params))
         assert [token for delta in deltas for token in delta.tokens] == tokens
         assert dataclasses.replace(deltas[-1].usage, cached_tokens=0) == dataclasses.replace(
             last.usage, cached_tokens=0
         )
         assert last.usage.completion_tokens == len(tokens) + (last.finish_reason == "stop") <= 21
-        assert editing.mask_id not in tokens
+        assert random_engine.mask_id not in tokens
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_kind_52_the_limit_is_exact_under_every_policy(editing, policy):
+def test_kind_52_the_limit_is_exact_under_every_policy(random_engine, policy):
     for limit in (1, 7, 8, 9, 17):
-        params = dataclasses.replace(WAYS[policy], max_tokens=limit, logit_bias=((editing.end_id, -100.0),))
-        (tokens, last), *_ = editing.generate_many(PROMPTS[:1], params)
+        params = dataclasses.replace(WAYS[policy], max_tokens=limit, logit_bias=((random_engine.end_id, -100.0),))
+        (tokens, last), *_ = random_engine.generate_many(PROMPTS[:1], params)
         assert (len(tokens), last.finish_reason, last.usage.completion_tokens) == (limit, "length", limit)
 
 
-def test_fixed_takes_as_many_passes_as_its_number_says(editing):
-    params = GenerateParams(policy="fixed", tokens_per_pass=3, max_tokens=16, logit_bias=((editing.end_id, -100.0),))
-    (_, last), *_ = editing.generate_many(PROMPTS[:1], params)
+def test_fixed_takes_as_many_passes_as_its_number_says(random_engine):
+    params = GenerateParams(policy="fixed", tokens_per_pass=3, max_tokens=16, logit_bias=((random_engine.end_id, -100.0),))
+    (_, last), *_ = random_engine.generate_many(PROMPTS[:1], params)
     assert last.usage.passes == 2 * 3  # two blocks of 8 rows: 3, 3 and 2
 
 
-def test_kind_47_edit_is_refused_where_the_model_was_not_trained_for_it(random_engine):
+def test_kind_47_edit_is_refused_where_the_model_was_not_trained_for_it(random_engine, monkeypatch):
+    monkeypatch.setattr(random_engine.model, "config", dataclasses.replace(random_engine.model.config, bd_edits=False))
     for mode in ("diffuse", "auto"):
         with pytest.raises(RequestError, match="bd_edits") as caught:
             random_engine.admit([20], GenerateParams(policy="edit", mode=mode))

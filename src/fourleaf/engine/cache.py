@@ -49,6 +49,7 @@ class Cache:
         pages_bytes = int(cache_bytes * (1 - SNAPSHOT_SHARE))
         affordable = pages_bytes // page_bytes if page_bytes else longest
         self.num_pages = num_pages or max(longest, affordable)
+        assert self.num_pages >= longest, f"{self.num_pages} pages hold no request of full length, {longest}"
         self.memory = Memory(config, dtype, self.num_pages, device)
         self.pages = Pages(self.num_pages)
         self.snapshots = None
@@ -80,7 +81,7 @@ class Cache:
         if match.snapshot is not None and self.snapshots is not None:
             self.snapshots.release(match.snapshot)
         sequence.num_cached = match.num_hit
-        if not sequence.num_completed:
+        if sequence.cached_tokens is None:  # after a preemption it may find its own pages
             sequence.cached_tokens = match.num_hit
         if self._reuse and self.snapshots is not None:
             stop = min(len(sequence.prompt), len(known))
@@ -111,15 +112,16 @@ class Cache:
                     self.memory.store(handle, key)
                     self.tree.attach(held.node, handle)
 
-    def release(self, key: int, is_faulty: bool = False) -> None:
-        """Ends a request: what it alone holds is free. is_faulty: its numbers may be none, so they are cleared."""
+    def release(self, key: int, has_no_numbers: bool = False) -> None:
+        """Ends a request: what it alone holds is free. has_no_numbers: what it wrote may be NaN; the tree forgets it,
+        so that no later request hits it, and it is cleared, as NaN would pass through the masks of whoever is next."""
         held = self._held.pop(key)
-        if is_faulty:
-            own = [page for page in held.pages if not self.pages.is_kept(page)]
-            self.memory.scrub(own)
+        spoilt = [page for page in held.pages if not self.pages.is_kept(page)] if has_no_numbers else []
         for page in held.pages:
             self.pages.release(page)
         self.memory.close(key)
+        if has_no_numbers:
+            self.memory.scrub([*spoilt, *self.tree.forget(held.node)])
 
     def check(self) -> None:
         """Asserts that every page and snapshot is accounted for. Costs as much as the whole cache: for tests."""

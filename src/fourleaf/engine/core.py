@@ -18,6 +18,7 @@ from fourleaf.engine.request import Delta
 from fourleaf.engine.runner import Part
 from fourleaf.engine.scheduler import MAX_ROWS, MAX_RUNNING, Entry, Scheduler
 from fourleaf.engine.sequence import Sequence
+from fourleaf.errors import NumericError
 from fourleaf.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ Sink = Callable[[Delta | BaseException], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Of an engine: rows of a forward, requests that run at once, requests that wait, bytes of the prefix cache, and
-    whether requests find in it what earlier ones left."""
+    """Of an engine: rows of a forward, requests that run at once, bytes of the prefix cache, whether requests find in
+    it what earlier ones left, and how many pages it has instead of what its bytes give."""
 
     max_rows: int = MAX_ROWS
     max_running: int = MAX_RUNNING
@@ -61,9 +62,20 @@ class Core:
         self._keys = itertools.count()
         self._sinks: dict[int, Sink] = {}
 
+    def renewed(self) -> Core:
+        """One without requests and with an empty cache. Its keys go on: no key ever stands for two requests."""
+        core = Core(self.model, self.limits, checks=self._checks)
+        core._keys = self._keys
+        return core
+
     @property
     def is_idle(self) -> bool:
         return not self._sinks
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """Of all requests."""
+        return list(self._sinks.values())
 
     @property
     def num_requests(self) -> int:
@@ -85,10 +97,14 @@ class Core:
     def step(self) -> bool:
         """One forward. -> False where nobody is left."""
         chosen = self.scheduler.plan(self.cache)
-        if not chosen:
+        faults = self.scheduler.take_faults()
+        for entry, fault in faults:
+            self._fail(entry, fault)
+        if not chosen and not faults:
             assert self.is_idle, "requests wait, and none can run"
             return False
-        self._run(runner.arrange(chosen))
+        if chosen:
+            self._run(runner.arrange(chosen))
         if self._checks:
             self.cache.check()
         return True
@@ -120,6 +136,8 @@ class Core:
             self._after(entry, delta)
 
     def _after(self, entry: Entry, delta: Delta | BaseException | None) -> None:
+        if entry.key not in self._sinks:  # another one's sink has cancelled it
+            return
         if isinstance(delta, BaseException):
             self._fail(entry, delta)
             return
@@ -127,17 +145,27 @@ class Core:
         if delta is None:
             return
         if delta.finish_reason is not None:
-            self._end(entry)(delta)
-        else:
-            self._sinks[entry.key](delta)
+            tell(self._end(entry), delta)
+        elif not tell(self._sinks[entry.key], delta):
+            self.cancel(entry.key)
 
     def _fail(self, entry: Entry, fault: BaseException) -> None:
-        self._end(entry, is_faulty=True)(fault)
+        tell(self._end(entry, has_no_numbers=isinstance(fault, NumericError)), fault)
 
-    def _end(self, entry: Entry, *, is_faulty: bool = False) -> Sink:
-        self.scheduler.remove(entry.key)
-        self.cache.release(entry.key, is_faulty=is_faulty)
+    def _end(self, entry: Entry, *, has_no_numbers: bool = False) -> Sink:
+        if self.scheduler.remove(entry.key):
+            self.cache.release(entry.key, has_no_numbers=has_no_numbers)
         return self._sinks.pop(entry.key)
+
+
+def tell(sink: Sink, news: Delta | BaseException) -> bool:
+    """Whether the sink took it: one whose event loop is closed must not end anybody else's request."""
+    try:
+        sink(news)
+    except Exception:
+        log.exception("an answer could not be handed over")
+        return False
+    return True
 
 
 def _take(part: Part, logits: torch.Tensor) -> Delta | BaseException | None:

@@ -8,17 +8,19 @@ loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
 from fourleaf.checkpoint.quantised import load_checkpoint
-from fourleaf.engine.core import Core, Limits, Sink
+from fourleaf.engine.core import Core, Limits, Sink, tell
+from fourleaf.engine.cost import CostTable
 from fourleaf.engine.guide import Guide
 from fourleaf.engine.pilot import Fleet, Pilot, table_of
 from fourleaf.engine.request import Delta, Frame, GenerateParams
@@ -31,6 +33,11 @@ from fourleaf.text.grammar import compile_constraint
 from fourleaf.text.router import Router, opens_in_reasoning
 from fourleaf.text.stops import StopFinder
 from fourleaf.text.tokenizer import MASK, Tokenizer
+
+log = logging.getLogger(__name__)
+
+# Seconds within which whoever waits for the engine's thread notices that it was stopped, and drives for himself.
+STOPPED_AFTER = 0.5
 
 
 def bundled_path() -> Path:
@@ -68,8 +75,8 @@ class Engine:
         self.core = Core(model, limits, checks=checks)
         self._inbox: deque[Ticket] = deque()  # new requests and cancelled ones, for whoever drives
         self._driving = threading.Lock()
-        self._timing = threading.Lock()
-        self._shared: Fleet | None = None
+        # For `auto`; its first request waits until forwards are timed, two seconds at most.
+        self._fleet = Fleet(self._costs, model.config.block_size or 1, lambda: self.core.num_requests)
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -190,17 +197,11 @@ class Engine:
         if params.constraint is not None:
             grammar = compile_constraint(params.constraint, self.tokenizer, config.vocab_size)
             guide = Guide(grammar.matcher(), self.end_id)
-        pilot = Pilot(self._fleet(), params) if params.mode == "auto" else None
+        pilot = Pilot(self._fleet, params) if params.mode == "auto" else None
         return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide, pilot)
 
-    def _fleet(self) -> Fleet:
-        """For `auto`; the first request to use it may wait two seconds until forwards are timed."""
-        with self._timing:
-            if self._shared is None:
-                with self._driving:  # nothing else runs meanwhile
-                    table = table_of(self.model, self.folder)
-                self._shared = Fleet(table, self.model.config.block_size or 1, lambda: self.core.num_requests)
-        return self._shared
+    def _costs(self) -> CostTable:
+        return table_of(self.model, self.folder)
 
     def submit(self, sequence: Sequence, sink: Sink) -> Ticket:
         """Puts a request in line; `sink` is called by whoever drives, with each delta or with what went wrong."""
@@ -229,7 +230,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread behind the forward under way. Requests stay where they are."""
+        """Ends the thread behind the forward under way. Requests stay where they are: `generate` goes on by itself."""
         thread, self._thread = self._thread, None
         self._wake.set()
         if thread is not None:
@@ -248,11 +249,23 @@ class Engine:
     def _run(self) -> None:
         while self._thread is threading.current_thread():
             with self._driving:
-                self._take_in()
-                is_busy = self.core.step()
+                is_busy = self._drive()
             if not is_busy and not self._inbox:
                 self._wake.wait()
                 self._wake.clear()
+
+    def _drive(self) -> bool:
+        """What is new, then one forward. -> False where nobody is left. By whoever holds `_driving`."""
+        try:
+            self._take_in()
+            return self.core.step()
+        except Exception as fault:  # our own: nothing is known of what the core holds, so that it begins anew
+            log.exception("the engine failed; all its requests end")
+            sinks = self.core.sinks
+            self.core = self.core.renewed()
+            for sink in sinks:
+                tell(sink, fault)
+            return True
 
     def _take_in(self) -> None:
         """Hands new and cancelled requests to the core. By whoever drives."""
@@ -275,12 +288,15 @@ class Engine:
 
     def _next(self, queue: SimpleQueue[Delta | BaseException]) -> Delta:
         """The next delta, driving the forwards for it where no thread does. Raises what ended the request."""
-        while self._thread is None and queue.empty():
-            with self._driving:
-                if queue.empty():
-                    self._take_in()
-                    self.core.step()
-        delta = queue.get()
-        if isinstance(delta, BaseException):
-            raise delta
-        return delta
+        while True:
+            if self._thread is None:
+                with self._driving:
+                    if queue.empty():
+                        self._drive()
+            try:
+                delta = queue.get(timeout=STOPPED_AFTER) if self._thread is not None else queue.get_nowait()
+            except Empty:
+                continue
+            if isinstance(delta, BaseException):
+                raise delta
+            return delta

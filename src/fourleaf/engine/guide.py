@@ -6,7 +6,7 @@ Shapes: N rows of a canvas, W rows whose logits a forward gave, Y vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -31,6 +31,11 @@ class Guide:
         self._matcher, self._end_id = matcher, end_id
         self._guesses: dict[int, Choice] = {}
         self._trail: Trail | None = None
+
+    @property
+    def guesses(self) -> Mapping[int, Choice]:
+        """Masked rows that the next pass sees a token in."""
+        return self._guesses
 
     def allowed(self) -> Tensor:
         """[Y] bool: what may come next."""

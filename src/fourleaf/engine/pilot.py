@@ -30,12 +30,17 @@ _MOST_STEPS = 64
 
 @dataclass
 class Fleet:
-    """What all requests of an engine have in common. in_flight: how many there are."""
+    """What all requests of an engine have in common. measured: gives the costs, asked once, by whoever drives the
+    engine: nothing else runs meanwhile. in_flight: how many requests there are."""
 
-    table: CostTable
+    measured: Callable[[], CostTable]
     block_size: int
     in_flight: Callable[[], int]
     everyone: Experience = field(init=False)
+
+    @functools.cached_property
+    def table(self) -> CostTable:
+        return self.measured()
 
     def __post_init__(self) -> None:
         self.everyone = Experience.of_all(self.block_size)

@@ -249,6 +249,17 @@ class PrefixTree:
             heappush(self._leaves, entry)
         return num_evicted
 
+    def forget(self, node: Node) -> list[int]:
+        """Gives up `node` and those above it, up to the first that a request holds or that others lie below. -> their
+        pages, which are free now."""
+        pages = []
+        while node.parent is not None and not node.children and not self._is_held(node):
+            above = node.parent
+            pages.append(node.page)
+            self._remove(node)
+            node = above
+        return pages
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents before children."""
         waiting = list(self.root.children.values())

@@ -245,7 +245,8 @@ class TokenLogprob:
 
     logprob     natural logarithm
     pass_index  `diffuse`: the pass of its block that revealed it, counted from 0 as in `Frame`. Other positions of the
-                block were masked then, so an answer's logprobs do not sum to its own. `ar` and `draft`: 0
+                block were masked then, so an answer's logprobs do not sum to its own. `ar` and `draft`: 0. A token
+                that `diffuse` guessed right of what its grammar had reached has the pass and logprob of the guess
     top         (token id, logprob) of the most probable tokens, falling; tokens that were ruled out are not among them
     """
 

@@ -85,11 +85,12 @@ def forward(model: Transformer, cache: Cache, parts: List[Part]) -> tuple[State,
     state = cache.memory.batch(keys, [cache.table(key) for key in keys], lengths)
     work = work_of(parts, model.lm_head.weight.device)
     before = [(layer, layer.matrix, layer.tail) for layer in state.layers if isinstance(layer, Recurrent)]
+    rows = wanted_rows(parts, work)
     try:
         hidden, _ = model(work, state)
+        logits = model.head(hidden if len(rows) == len(hidden) and rows == sorted(rows) else hidden[rows])
     except BaseException:
         for layer, matrix, tail in before:
             layer.matrix, layer.tail, layer.held = matrix, tail, []
         raise
-    rows = wanted_rows(parts, work)
-    return state, model.head(hidden if len(rows) == len(hidden) and rows == sorted(rows) else hidden[rows])
+    return state, logits

@@ -19,8 +19,9 @@ MAX_ROWS = 512
 # Of a forward's rows, what prefills may count on while others decode.
 PREFILL_SHARE = 0.25
 MAX_RUNNING = 64
-# Forwards after which a request of `batch` that was not served goes with the others.
+# Forwards without being served, or preemptions, after which a request of `batch` goes with the others.
 PATIENCE = 64
+MAX_PREEMPTED = 4
 
 
 class Room(Protocol):
@@ -39,6 +40,7 @@ class Entry:
     key: int  # rises with arrival
     sequence: Sequence = field(compare=False)
     served: int = field(default=0, compare=False)  # the plan that last took it
+    num_preempted: int = field(default=0, compare=False)
 
 
 class Scheduler:
@@ -51,6 +53,7 @@ class Scheduler:
         self.num_preempted = 0
         self._waiting: list[Entry] = []
         self._running: dict[int, Entry] = {}
+        self._faults: list[tuple[Entry, Exception]] = []
         self._tick = 0
 
     @property
@@ -81,7 +84,7 @@ class Scheduler:
         chosen: dict[int, tuple[Entry, Need]] = {}
         in_turn = sorted(self._running.values(), key=lambda entry: (entry.rank, entry.served, entry.key))
         prefilling = [entry for entry in in_turn if entry.sequence.is_prefilling]
-        left = self.max_rows - (int(self.max_rows * PREFILL_SHARE) if prefilling else 0)
+        left = self.max_rows - (max(PAGE_SIZE, int(self.max_rows * PREFILL_SHARE)) if prefilling else 0)
         for entry in in_turn:
             if not entry.sequence.is_prefilling:
                 left -= self._choose(entry, left, chosen, room)
@@ -92,11 +95,20 @@ class Scheduler:
             entry.served = self._tick
         return list(chosen.values())
 
+    def take_faults(self) -> list[tuple[Entry, Exception]]:
+        """Requests that could not say what they need, and why: for the last plan, once."""
+        faults, self._faults = self._faults, []
+        return faults
+
     def _choose(self, entry: Entry, left: int, chosen: dict[int, tuple[Entry, Need]], room: Room) -> int:
         """Takes a request into the forward if its rows fit, or if it would be alone. -> the rows."""
         if entry.key not in self._running or (chosen and left < PAGE_SIZE and entry.sequence.is_prefilling):
             return 0
-        need = entry.sequence.need(max(PAGE_SIZE, left))
+        try:
+            need = entry.sequence.need(max(PAGE_SIZE, left))
+        except Exception as fault:
+            self._faults.append((entry, fault))
+            return 0
         if chosen and need.num_rows > left and not entry.sequence.is_prefilling:
             return 0
         while True:
@@ -134,6 +146,9 @@ class Scheduler:
         room.release(entry.key)
         entry.sequence.preempt()
         entry.served = self._tick
+        entry.num_preempted += 1
+        if entry.num_preempted >= MAX_PREEMPTED:  # it is served now and then, and gets nowhere
+            entry.rank = 0
         insort(self._waiting, entry)
         self.num_preempted += 1
 

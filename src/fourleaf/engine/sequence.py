@@ -21,10 +21,10 @@ from fourleaf.diffusion.draft import accept
 from fourleaf.diffusion.policy import Canvas, Noise, Reveal, is_done, num_final, reveal, wanted_rows
 from fourleaf.diffusion.sampling import Sampling, adjust, choose, entropy, greedy, probabilities
 from fourleaf.engine.guide import Guide
-from fourleaf.engine.logprobs import token_logprobs
+from fourleaf.engine.logprobs import Record
 from fourleaf.engine.pages import PAGE_SIZE
 from fourleaf.engine.pilot import Pilot, Tally
-from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, TokenLogprob, Usage
+from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, Usage
 from fourleaf.text.stops import StopFinder
 
 # A drafted row is worth verifying while the product of the confidences before it is above this.
@@ -83,16 +83,18 @@ class Sequence:
         self.splits: list[int] = []  # positions at which a prefill must pause
         self.canvas: Canvas | None = None
         self.accepted = 0  # rows of the last verified block that stand
-        self.cached_tokens = 0  # of the prompt, found in the prefix cache
+        self.cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None until it is admitted
         self._mode: FixedMode = "diffuse" if params.mode == "auto" else params.mode
         self._tally = Tally()
         self._is_anchored = False  # whether causal logits decided the last known token
         self._is_prefilled = False
         self._is_verifying = False
         self._num_draws = 0
+        self._num_lost = 0  # positions that were cached before a preemption
         self._proposed: Tensor | None = None
         self._wanted: list[int] = []
-        self._logprobs: dict[int, TokenLogprob] = {}
+        self._record = Record(params.logprobs)
+        self._under: dict[int, Tensor] = {}  # of the rows of a walk that were asked: [1, Y] under the grammar
         self._counts = torch.zeros(vocabulary.size, dtype=torch.int32) if self.sampling.has_penalties else None
 
     @property
@@ -103,11 +105,11 @@ class Sequence:
     @property
     def num_wanted_positions(self) -> int:
         """Positions whose keys and values the next forwards write, at most: known tokens, then a block."""
-        return len(self.known) + self.block_size
+        return min(len(self.known) + self.block_size, len(self.prompt) + self.max_tokens)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than a block is pending, as at the start and after a preemption."""
+        """Whether the cache lacks what a forward has gone through or should have: at the start, after a preemption."""
         return not self._is_prefilled
 
     @property
@@ -128,12 +130,14 @@ class Sequence:
             tally.rows,
             tally.passes,
             blocks=tally.blocks,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cached_tokens or 0,
             modes=() if self.pilot is None else tuple(self.pilot.modes),
         )
 
     def preempt(self) -> None:
         """Forgets what is cached. Canvas, random numbers and counts stay: the answer goes on as it would have."""
+        if self._is_prefilled:
+            self._num_lost = self.num_cached
         self.num_cached, self.splits = 0, []
         self._is_prefilled = False
 
@@ -167,10 +171,12 @@ class Sequence:
 
     def take(self, need: Need, logits: Tensor) -> Delta | None:
         """Goes on by what a forward gave. logits: [W, Y]. -> what is final now, if anything is."""
-        tally = self._tally
-        if self._is_prefilled:
+        tally, num_causal = self._tally, len(need.causal)
+        if not self._is_prefilled and self._num_draws:  # as if it had not been preempted
+            num_causal = self._target - self._num_lost
+        if self._is_prefilled or (self._num_draws and need.wanted):
             tally.forwards += 1
-            tally.rows += need.num_rows
+            tally.rows += need.num_rows - len(need.causal) + num_causal
         self.accepted = 0
         if need.is_held:
             return self._verify(logits)
@@ -181,7 +187,7 @@ class Sequence:
         if self.canvas is None:
             return self._next_token(logits)
         tally.passes += 1
-        tally.fused += bool(need.causal)
+        tally.fused += num_causal > 0
         return self._propose(logits) if self._mode == "draft" else self._next_pass(logits)
 
     def _end_of_causal(self, target: int, most: int) -> int:
@@ -198,7 +204,7 @@ class Sequence:
         if self._mode == "diffuse":
             assert self.vocabulary.mask is not None
             self.canvas = Canvas.blank(len(self.known), min(self.block_size, left), self.vocabulary.mask)
-        elif self._mode == "draft" and self._is_anchored and left > 1:
+        elif self._mode == "draft" and self._is_anchored and min(self.block_size, left) > 1:
             assert self.vocabulary.mask is not None
             rows = min(self.block_size, left)  # the last token that may come is the bonus of a block
             self.canvas = Canvas.blank(len(self.known) - 1, rows, self.vocabulary.mask, {0: self.known[-1]})
@@ -214,6 +220,8 @@ class Sequence:
     def _choose_row(self, adjusted: Tensor, row: int) -> tuple[int, float]:
         """A canvas row's token under the grammar. adjusted: [1, Y]."""
         assert self.canvas is not None
+        if self._record.is_wanted:
+            self._under[row] = adjusted
         tokens, sure = choose(adjusted, self.sampling, [self.canvas.start + row], self._num_draws, self.noise)
         return tokens[0], sure[0]
 
@@ -235,7 +243,7 @@ class Sequence:
             adjusted = self._adjust(logits, None if guide is None else guide.allowed())
             tokens, _ = choose(adjusted, self.sampling, [position], self._num_draws, self.noise)
             tokens = tokens if guide is None else guide.settle(tokens, self._left)
-            self._note(adjusted, tokens[:1], [position], 0)
+            self._record.add(adjusted, tokens[:1], [position])
         self._num_draws += 1
         self._is_anchored = True
         if self._mode == "ar":
@@ -250,14 +258,17 @@ class Sequence:
         positions = [canvas.start + row for row in self._wanted]
         tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
         if self.guide is not None:
+            guesses, self._under = self.guide.guesses, {}
             walk = self.guide.walk(canvas, adjusted, (tokens, sure), self._choose_row, params.threshold, self._left)
             change = Reveal(walk.rows, walk.tokens)
+            if self._record.is_wanted:
+                self._record.walked(canvas, walk, guesses, self._under, dict(zip(self._wanted, adjusted, strict=True)))
         else:
             spread = entropy(adjusted) if params.policy == "entropy" else None
             change = reveal(params, canvas, self._wanted, tokens, sure, spread, end_id)
-        if params.logprobs is not None:
-            index = [self._wanted.index(row) for row in change.rows]
-            self._note(adjusted[index], change.tokens, [canvas.start + row for row in change.rows], canvas.num_passes)
+            if self._record.is_wanted:
+                index = [self._wanted.index(row) for row in change.rows]
+                self._record.add(adjusted[index], change.tokens, [positions[i] for i in index], canvas.num_passes)
         canvas.apply(change)
         self._num_draws += 1
         self._show(canvas)
@@ -291,7 +302,7 @@ class Sequence:
         # Under a grammar q would need each row's mask: taken for certain, proposals are as exact, and fewer stand.
         is_drawn = self.params.temperature > 0 and self.guide is None
         self._proposed = probabilities(adjusted[:num], self.sampling) if is_drawn else None
-        canvas.reveal(list(range(1, num + 1)), tokens[:num])
+        canvas.apply(Reveal(list(range(1, num + 1)), tokens[:num]))
         self._num_draws += 1
         self._show(canvas)
         self.canvas = Canvas(canvas.start, canvas.tokens[: num + 1], canvas.masked[: num + 1])
@@ -317,12 +328,13 @@ class Sequence:
             end_id=vocabulary.end,
         )
         decided = found.decided
-        self._note(found.adjusted, decided, [len(self.known) + i for i in range(len(decided))], 0)
         self._num_draws += 1
         self._tally.verified += len(logits)
         self._close_canvas()
         self._is_verifying = False
         stand = decided if self.guide is None else self.guide.settle(decided, self._left)
+        num = min(1 + _num_equal(decided, stand), len(decided))  # what the grammar puts in a token's place included
+        self._record.add(found.adjusted[:num], stand[:num], [len(self.known) + i for i in range(num)])
         self.accepted = 1 + _num_equal(found.tokens, stand)
         self.num_cached += self.accepted
         return self._decide(stand)
@@ -362,20 +374,9 @@ class Sequence:
                 break
         if not sent and self.finish_reason is None:
             return None
-        logprobs = None
-        if self.params.logprobs is not None:
-            begin = len(self.known) - len(sent)
-            # What a grammar forced was certain, and no row was asked.
-            logprobs = tuple(self._logprobs.pop(begin + i, TokenLogprob(0.0, 0)) for i in range(len(sent)))
+        logprobs = self._record.take(range(len(self.known) - len(sent), len(self.known)))
         usage = None if self.finish_reason is None else self.usage()
         return Delta(tuple(sent), self.finish_reason, usage, logprobs)
-
-    def _note(self, adjusted: Tensor, tokens: list[int], positions: list[int], pass_index: int) -> None:
-        """Keeps log-probabilities of chosen tokens, by position, until they are sent. adjusted: [M, Y]."""
-        count = self.params.logprobs
-        if count is not None and tokens:
-            found = token_logprobs(adjusted, tokens, pass_index, count)
-            self._logprobs.update(zip(positions, found, strict=True))
 
     def _show(self, canvas: Canvas) -> None:
         if self.observe is not None:
