@@ -171,7 +171,7 @@ class Decoder:
     sampling: Sampling
     end_id: int
     mask_id: int
-    max_tokens: int = MAX_TOKENS
+    max_tokens: int
     passes: int = 0
 
     def __post_init__(self) -> None:
@@ -254,7 +254,9 @@ class Decoder:
         return canvas.tokens[:front].tolist()
 
 
-def random_answers(tokenizer: Tokenizer) -> Callable[[Grammar, str, float, int], list[int]]:
+def random_answers(
+    tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS
+) -> Callable[[Grammar, str, float, int], list[int]]:
     """Answers of models of random logits."""
     lean = torch.zeros(tokenizer.vocab_size)
     for token in range(tokenizer.vocab_size):
@@ -263,7 +265,7 @@ def random_answers(tokenizer: Tokenizer) -> Callable[[Grammar, str, float, int],
 
     def answer(grammar: Grammar, mode: str, temperature: float, seed: int) -> list[int]:
         model = Model(tokenizer.vocab_size, seed, lean if seed % 2 else None)
-        decoder = Decoder(model, Sampling(temperature=temperature), tokenizer.end_id, tokenizer.mask_id)
+        decoder = Decoder(model, Sampling(temperature=temperature), tokenizer.end_id, tokenizer.mask_id, max_tokens)
         return decoder.answer(mode, grammar.matcher())
 
     return answer
