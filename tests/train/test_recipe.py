@@ -70,7 +70,7 @@ def quick(monkeypatch, tokenizer):
     stages = [SimpleNamespace(**vars(stage)) for stage in recipes.CABIN_STAGES]
     small = tuple(type(recipes.CABIN_STAGES[0])(**(vars(stage) | {"rows": 150})) for stage in stages)
     monkeypatch.setattr(recipes, "CABIN_STAGES", small)
-    monkeypatch.setattr(recipes, "cabin_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(recipes, "cabin_tokenizer", lambda **_: tokenizer)
     return {"compiled": False, "overrides": {"pool_size": 8, "log_every": 1, "eval_examples": 2}}
 
 

@@ -18,7 +18,8 @@ class NoiseConfig:
     full: share of blocks with every position masked (what decoding starts from). anchored: share masked except row 0
     (what drafting sees). settled: share masked from a random row on (what later passes mostly see, as the sure rows are
     those beside what is known). shifted: share of examples whose first block has a random length 1..block_size, since
-    drafting starts blocks anywhere and only short canvases train the block-size calibration.
+    drafting starts blocks anywhere and only short canvases train the block-size calibration. full_slots: share of
+    canvases of slots that are masked altogether; of the others, any number of slots is as likely as any other.
     """
 
     least: float = 0.1
@@ -26,12 +27,14 @@ class NoiseConfig:
     anchored: float = 0.1
     settled: float = 0.25
     shifted: float = 0.5
+    full_slots: float = 0.5
 
 
 @dataclass(frozen=True)
 class NoisyBlock:
     """start: absolute position. target: [N] true ids, filled with end tokens behind the end. masked: [N] bool.
-    is_fill: [N] bool, the positions behind the first end token."""
+    is_fill: [N] bool, the positions that teach nothing of the answer: those behind the first end token, and pinned
+    ones."""
 
     start: int
     target: NDArray[np.int64]
@@ -103,3 +106,18 @@ def noisy_blocks(
         blocks.append(NoisyBlock(answer_start + begin, target, masked, is_fill))
         begin += rows
     return blocks
+
+
+def slot_block(
+    ids: NDArray[np.int64], start: int, slots: NDArray[np.bool_], config: NoiseConfig, rng: np.random.Generator
+) -> NoisyBlock:
+    """The noisy copy of a canvas whose form is given: only its slots are ever masked, the rest is pinned.
+
+    slots: [N] which rows of the canvas at `start` are to be found, at least one of them.
+    """
+    target = ids[start : start + len(slots)]
+    at = np.flatnonzero(slots)
+    number = len(at) if rng.random() < config.full_slots else int(rng.integers(1, len(at) + 1))
+    masked = np.zeros(len(slots), dtype=bool)
+    masked[rng.permutation(at)[:number]] = True
+    return NoisyBlock(start, target, masked, ~slots)

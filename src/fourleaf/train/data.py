@@ -14,16 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourleaf.diffusion.noise import NoiseConfig, NoisyBlock, noisy_blocks
+from fourleaf.diffusion.noise import NoiseConfig, NoisyBlock, noisy_blocks, slot_block
 from fourleaf.model.work import Segments, Work
 
 
 @dataclass(frozen=True)
 class Document:
-    """One example as ids: prompt, answer, end token. `answer_start` is the answer's first position."""
+    """One example as ids: prompt, answer, end token. `answer_start` is the answer's first position.
+
+    slots: of an answer whose form is given, one canvas, which rows are to be found; the end token is not among them.
+    """
 
     ids: NDArray[np.int64]
     answer_start: int
+    slots: NDArray[np.bool_] | None = None
 
 
 # (seed, most calls) -> endless documents
@@ -62,6 +66,21 @@ def pool(source: Source, seed: int, index: int, size: int, max_calls: int) -> li
     return [next(stream) for _ in range(size)]
 
 
+def mixed(sources: Sequence[tuple[Source, float]]) -> Source:
+    """Documents of several sources, each with its share of the tokens: the one that lacks most is asked next."""
+
+    def source(seed: int, max_calls: int) -> Iterator[Document]:
+        streams = [one(seed, max_calls) for one, _ in sources]
+        given = [0] * len(sources)
+        while True:
+            at = min(range(len(sources)), key=lambda i: given[i] / sources[i][1])
+            document = next(streams[at])
+            given[at] += len(document.ids)
+            yield document
+
+    return source
+
+
 def batches(
     documents: Sequence[Document], rows_per_batch: int, rng: np.random.Generator, rows: Callable[[Document], int]
 ) -> list[list[Document]]:
@@ -83,7 +102,8 @@ def num_rows(document: Document, objective: str, block_size: int) -> int:
     """Rows that a document costs: its tokens, and under "joint" about as many block rows as its answer needs."""
     answer = len(document.ids) - document.answer_start
     blocks = -(-answer // block_size) if objective == "joint" else 0
-    return len(document.ids) - 1 + blocks * block_size
+    noisy = blocks * block_size if document.slots is None else bool(blocks) * len(document.slots)
+    return len(document.ids) - 1 + noisy
 
 
 def collate(
@@ -109,7 +129,10 @@ def collate(
     found: list[tuple[int, NoisyBlock]] = []
     if objective == "joint":
         for seq, document in enumerate(documents):
-            blocks = noisy_blocks(document.ids, document.answer_start, end_id, block_size, noise, rng)
+            if document.slots is None:
+                blocks = noisy_blocks(document.ids, document.answer_start, end_id, block_size, noise, rng)
+            else:
+                blocks = [slot_block(document.ids, document.answer_start, document.slots, noise, rng)]
             found += [(seq, block) for block in blocks]
     canvas = [np.where(b.masked, mask_id, b.target) for _, b in found]
     masked = np.concatenate([b.masked for _, b in found]) if found else np.zeros(0, dtype=bool)

@@ -1,4 +1,5 @@
-"""Held-out exact match during a run: patterns that neither training nor a test set draws in this form.
+"""Held-out exact match during a run: patterns that neither training nor a test set draws in this form, and groups of
+judgements of a seed that training does not use.
 
 Decoded by the engine, many prompts at once, so that what is watched is what will be served.
 """
@@ -9,6 +10,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from fourleaf.decide.decider import Decider
+from fourleaf.decide.questions import parse_request
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.model.transformer import Transformer
@@ -17,6 +20,10 @@ from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.generator import draw
 from fourleaf.tasks.cabin.phrases import corpus, held_out
 from fourleaf.tasks.cabin.schema import Example, messages, same_answer
+from fourleaf.tasks.judgements.generator import FAMILIES, SIZES
+from fourleaf.tasks.judgements.generator import draw as draw_group
+from fourleaf.tasks.judgements.group import Group
+from fourleaf.tasks.judgements.wording import TRAINING
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.trainer import Evaluate
@@ -57,3 +64,35 @@ def evaluator(tokenizer: Tokenizer, chat: ChatTemplate) -> Evaluate:
         return found
 
     return evaluate
+
+
+@cache
+def groups(num: int) -> tuple[Group, ...]:
+    """The same `num` groups of judgements in every run, with training's names and wordings."""
+    random = Random("judgements held-out during training")
+    kinds = [(random.choice(list(FAMILIES)), random.choices(list(SIZES), list(SIZES.values()))[0]) for _ in range(num)]
+    return tuple(draw_group(family, size, random, TRAINING) for family, size in kinds)
+
+
+def judging(evaluate: Evaluate, tokenizer: Tokenizer, chat: ChatTemplate) -> Evaluate:
+    """What `evaluate` finds and, of a quarter as many groups of judgements, the share of questions and of whole groups
+    answered right: alone, and where the model denoises, jointly."""
+
+    def both(model: Transformer, objective: str, num: int) -> dict[str, Any]:
+        decider = Decider(Engine("training", model, tokenizer, chat))
+        found: dict[str, Any] = {}
+        for mode in ("alone", "together") if objective == "joint" else ("alone",):
+            hits = [_right(decider, group, joint=mode == "together") for group in groups(max(1, num // 4))]
+            found[mode] = {
+                "questions": round(sum(map(sum, hits)) / sum(map(len, hits)), 4),
+                "groups": round(sum(map(all, hits)) / len(hits), 4),
+            }
+        return evaluate(model, objective, num) | {"judgements": found}
+
+    return both
+
+
+def _right(decider: Decider, group: Group, *, joint: bool) -> list[bool]:
+    asked = {"model": "", "state": group.state, "questions": group.questions, "x_joint": joint}
+    answers = decider.decide(parse_request(asked)).answers
+    return [answer.chosen == right for answer, right in zip(answers, group.answers, strict=True)]

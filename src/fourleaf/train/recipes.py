@@ -22,8 +22,10 @@ from fourleaf.tasks.cabin.schema import TOOLS, Example, answer_text, messages
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
 from fourleaf.train.config import Stage, TrainConfig
-from fourleaf.train.data import Document, Source
+from fourleaf.train.data import Document, Source, mixed
 from fourleaf.train.folder import Line, RunFolder
+from fourleaf.train.heldout import judging
+from fourleaf.train.sheets import sheet_source, sheet_texts
 from fourleaf.train.trainer import Evaluate, Ids, Trainer
 from fourleaf.train.workers import default_workers
 
@@ -31,6 +33,7 @@ BLOCK_SIZE = 32
 VOCAB_SIZE = 1024
 DEFAULT_MINUTES = 30.0
 _TOKENIZER_EXAMPLES = 20_000
+_TOKENIZER_GROUPS = 2_000
 _TOKENIZER_SEED = 1_000_003
 
 CABIN_STAGES = (
@@ -70,10 +73,13 @@ def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
     )
 
 
-def cabin_tokenizer() -> Tokenizer:
-    """Trained on the task's own corpus: utterances and answers of the training stream."""
+def cabin_tokenizer(*, with_judgements: bool = False) -> Tokenizer:
+    """Trained on the task's own corpus: utterances and answers of the training stream, and question sheets."""
     examples = itertools.islice(stream(_TOKENIZER_SEED), _TOKENIZER_EXAMPLES)
-    return train_tokenizer((text for e in examples for text in (e.utterance, answer_text(e))), VOCAB_SIZE)
+    texts: Iterator[str] = (text for e in examples for text in (e.utterance, answer_text(e)))
+    if with_judgements:
+        texts = itertools.chain(texts, sheet_texts(_TOKENIZER_SEED, _TOKENIZER_GROUPS))
+    return train_tokenizer(texts, VOCAB_SIZE)
 
 
 def document(example: Example, tokenizer: Tokenizer, chat: ChatTemplate) -> Document:
@@ -91,6 +97,18 @@ def cabin_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
             yield document(example, tokenizer, chat)
 
     return source
+
+
+def training_source(tokenizer: Tokenizer, chat: ChatTemplate, judgements: float) -> Source:
+    """Cabin alone, or with question sheets as this share of the tokens."""
+    cabin = cabin_source(tokenizer, chat)
+    if judgements == 0:
+        return cabin
+    return mixed([(cabin, 1 - judgements), (sheet_source(tokenizer, chat), judgements)])
+
+
+def _evaluation(evaluate: Evaluate, tokenizer: Tokenizer, chat: ChatTemplate, judgements: float) -> Evaluate:
+    return evaluate if judgements == 0 else judging(evaluate, tokenizer, chat)
 
 
 def template_path() -> Path:
@@ -111,13 +129,15 @@ def train_cabin(
     evaluate: Callable[[Tokenizer, ChatTemplate], Evaluate] | None = None,
     report: Callable[[Line], None] | None = None,
     start: Path | None = None,
+    judgements: float | None = None,
     overrides: dict[str, object] | None = None,
 ) -> Path:
     """Trains the bundled model, or goes on where the run in `out` stands, and writes `out`/model.
 
     A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and at the
     hard end of each curriculum. Without `minutes` and `steps` a run keeps the budget that it was started with, and a
-    new one has 30 minutes. `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that
+    new one has 30 minutes; the same goes for `judgements`, the share of the tokens that are question sheets, which is 0
+    in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that
     `resume` or the settings forbid to go on with, or where `start` holds a model of another shape, CheckpointError
     where either is broken.
     """
@@ -126,21 +146,22 @@ def train_cabin(
         raise ConfigError(f"{out} holds a run; go on with it or choose another folder")
     if minutes is None and steps is None:
         minutes, steps = _own_budget(folder)
+    judgements = _own_judgements(folder) if judgements is None else judgements
     stages = CABIN_STAGES if start is None else tuple(stage.at_full_length() for stage in CABIN_STAGES)
-    config = TrainConfig(stages=stages, minutes=minutes, steps=steps, seed=seed, micro_batches=2)
+    config = TrainConfig(stages=stages, minutes=minutes, steps=steps, seed=seed, judgements=judgements, micro_batches=2)
     config = dataclasses.replace(config, **(overrides or {}))  # type: ignore[arg-type]
     workers = default_workers(config.micro_batches) if num_workers is None else num_workers
     torch.set_num_threads(num_threads or (1 if workers > 1 else torch.get_num_threads()))
-    tokenizer = _own_tokenizer(folder, start, report)
+    tokenizer = _own_tokenizer(folder, start, report, with_judgements=judgements > 0)
     template = template_path().read_text(encoding="utf-8")
     chat = ChatTemplate(template, tokenizer)
     trainer = Trainer(
         config,
         cabin_trunk(tokenizer.vocab_size),
-        cabin_source(tokenizer, chat),
+        training_source(tokenizer, chat, judgements),
         Ids(end=tokenizer.end_id, mask=tokenizer.mask_id, block_size=BLOCK_SIZE),
         out,
-        None if evaluate is None else evaluate(tokenizer, chat),
+        None if evaluate is None else _evaluation(evaluate(tokenizer, chat), tokenizer, chat, judgements),
         report,
         workers,
     )
@@ -167,7 +188,15 @@ def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
     return settings["minutes"], settings["steps"]
 
 
-def _own_tokenizer(folder: RunFolder, start: Path | None, report: Callable[[Line], None] | None) -> Tokenizer:
+def _own_judgements(folder: RunFolder) -> float:
+    """The share that the run in the folder was started with; 0 for a new one."""
+    snapshot = folder.load()
+    return 0.0 if snapshot is None else snapshot.settings.get("judgements", 0.0)
+
+
+def _own_tokenizer(
+    folder: RunFolder, start: Path | None, report: Callable[[Line], None] | None, *, with_judgements: bool
+) -> Tokenizer:
     """The run's tokenizer; a new run takes that of `start` or trains one. Raises CheckpointError where it is lost."""
     path = folder.path / "tokenizer.json"
     if not path.exists():
@@ -175,7 +204,10 @@ def _own_tokenizer(folder: RunFolder, start: Path | None, report: Callable[[Line
             raise CheckpointError(f"there is no {path}, whose ids the run's weights know; put it back or start anew")
         if start is None and report is not None:
             report({"note": f"training a tokenizer on {_TOKENIZER_EXAMPLES:,} examples"})
-        tokenizer = cabin_tokenizer() if start is None else Tokenizer.from_file(start / "tokenizer.json")
+        if start is None:
+            tokenizer = cabin_tokenizer(with_judgements=with_judgements)
+        else:
+            tokenizer = Tokenizer.from_file(start / "tokenizer.json")
         folder.path.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         tokenizer.save(temporary)
