@@ -227,6 +227,10 @@ def train(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that share a step; one for each core, two at most, by default.")
     ] = None,
+    judgements: Annotated[
+        float | None,
+        typer.Option(help="Share of the tokens that are question sheets, 0 to below 1. A new run has 0 by default."),
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Train a model by its recipe: AR first, then block diffusion.
@@ -249,6 +253,7 @@ def train(
             num_threads=threads,
             num_workers=workers,
             start=start,
+            judgements=judgements,
             evaluate=evaluator,
             report=meter,
         )
