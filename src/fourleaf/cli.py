@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from fourleaf import conversions, decisions
+from fourleaf import conversions, decisions, serving
 from fourleaf.conversions import AsJson, Threads
 from fourleaf.errors import FourleafError
 
@@ -173,34 +173,6 @@ def chat(
             continue
         print("\n".join(answer_lines(answer.message)))
         print(speed_line(answer.finish, params), file=sys.stderr)
-
-
-@app.command()
-def serve(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine's own want a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
-    model: Model = None,
-    threads: Threads = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="FOURLEAF_API_KEY", help="Key that clients must send as a Bearer token.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log each request, and fields without effect.")] = False,
-) -> None:
-    """Serve a model behind OpenAI's chat completions API."""
-    try:
-        from fourleaf.serve import listener
-        from fourleaf.serve.app import create_app
-    except ModuleNotFoundError as error:
-        _fail(f"`fourleaf serve` needs {error.name}: pip install 'fourleaf[serve]'")
-
-    listener.check_host(host, api_key)
-    with listener.bind(host, port) as bound:
-        engine, tools = _load(model, threads)
-        bound.listen()  # from here on a connection waits for the server instead of being refused
-        print(f"{engine.name} is served on {listener.url(bound)}/v1 (Ctrl-C ends)", file=sys.stderr)
-        listener.run(create_app(engine, fixed_tools=tools, api_key=api_key), bound, verbose=verbose)
 
 
 @app.command()
@@ -363,6 +335,7 @@ def bench(
 
 
 for command in (
+    serving.serve,
     *(conversions.quantize, conversions.convert, conversions.pull, conversions.plan),
     *(decisions.decide, decisions.calibrate),
 ):

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from fourleaf.serve import listener
@@ -17,7 +16,7 @@ from fourleaf.tasks.cabin.schema import TOOLS
 def _served(app: FastAPI) -> Generator[str]:
     """The URL of an app that really listens, in a thread of this process."""
     with listener.bind("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+        server = listener.Listener(app, drain_seconds=3)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
@@ -26,7 +25,7 @@ def _served(app: FastAPI) -> Generator[str]:
                 time.sleep(0.01)
             yield listener.url(bound)
         finally:
-            server.should_exit = True
+            server.stop()
             thread.join(10)
             assert not thread.is_alive()
 

@@ -6,6 +6,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from fourleaf.errors import RequestError
 from fourleaf.serve.capabilities import ABILITIES, ALL_FIELDS, Abilities, Wishes, document
 from fourleaf.tasks.cabin.schema import TOOLS
 from fourleaf.text.chat import ChatTemplate
@@ -87,7 +88,7 @@ def test_each_field_of_the_engine_can_be_wished_for():
     for name in ALL_FIELDS - {"mode", "policy"} - ABILITIES.fields:
         wishes = Wishes()
         wishes.add(name, object(), "wire_name")
-        with pytest.raises(Exception, match="wire_name is not supported here") as caught:
+        with pytest.raises(RequestError, match="wire_name is not supported here") as caught:
             wishes.params(ABILITIES)
         assert caught.value.param == "wire_name"
 

@@ -125,7 +125,20 @@ def test_serve_says_where_it_listens_and_ends_on_an_interrupt(folder):
         assert said.startswith("tiny is served on http://127.0.0.1:")
         url = said.split()[4].removesuffix("/v1")
         assert httpx2.get(f"{url}/health", timeout=30).json() == {"status": "ok"}
+        assert httpx2.get(f"{url}/v1/models", timeout=30).json()["data"][0]["status"] == "loaded"
         server.send_signal(2)
         rest = server.stderr.read()
     assert "Traceback" not in rest
     assert server.returncode in (0, 130)
+
+
+def test_what_the_engine_cannot_do_is_refused_before_a_stream_begins(client):
+    """Bug kind 57: a schema that the grammar does not take is a 500 from deep inside."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "b"}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    response = client.post(
+        "/v1/chat/completions",
+        json={"model": "tiny", "messages": SAID, "stream": True, "response_format": form, "tool_choice": "none"},
+    )
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith("response_format")

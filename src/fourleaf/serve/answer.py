@@ -50,7 +50,8 @@ def fit(
 ) -> int:
     """Tokens that the answer may take: `wanted`, or by default what `GenerateParams` has and the context leaves.
 
-    field, prompt: what the client called them. Raises ContextLengthError with the needed and the allowed number where it does not fit.
+    field, prompt: what the client called them. Raises ContextLengthError with the needed and the allowed number where
+    it does not fit.
     """
     room = max_context - prompt_tokens
     if room < 1:

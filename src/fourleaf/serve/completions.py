@@ -20,7 +20,7 @@ from fourleaf.serve.decoding import Decode, each_choice, top_logprobs
 from fourleaf.serve.faults import error_body
 from fourleaf.serve.logprobs import completion_entries
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions
+from fourleaf.serve.openai import StreamOptions, admit
 from fourleaf.serve.server import Server, watcher
 from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
 from fourleaf.serve.tools import Offer
@@ -103,7 +103,10 @@ def prepare(served: Served, asked: CompletionRequest) -> list[_Choice]:
         if wanted > 0 or room < 0:
             limit = fit(len(prompt_ids), wanted, engine.max_context, prompt="prompt")
             wishes.add("max_tokens", limit)
-        made += [_Choice(prompt_ids, params) for params in each_choice(wishes, served.able, asked.choices())]
+        each = each_choice(wishes, served.able, asked.choices())
+        if wanted > 0:
+            admit(engine, prompt_ids, each[0])
+        made += [_Choice(prompt_ids, params) for params in each]
     return made
 
 

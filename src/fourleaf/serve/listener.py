@@ -1,32 +1,30 @@
-"""Listening on an address, and who may."""
+"""Listening on an address, and who may; serving until told to stop, and then letting what runs come to its end."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import re
 import socket
 import sys
+from collections.abc import Sequence
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from fourleaf.errors import ConfigError
 
-# A client that holds its connection open does not keep Ctrl-C waiting.
-SHUTDOWN_SECONDS = 3
+MAX_HEADER_BYTES = 64 * 2**10
+LOGS = ("none", "requests", "debug")
 
 
-def check_host(host: str, api_key: str | None) -> None:
-    """Raises ConfigError where the address is open to other machines and no key is set, or the key cannot be one."""
-    if api_key is not None and not re.fullmatch("[!-~]+", api_key):
+def check_host(host: str, api_keys: Sequence[str], *, is_open: bool = False) -> None:
+    """Raises ConfigError where the address is open to other machines, no key is set, and `is_open` does not say that
+    this is meant."""
+    if not api_keys and not is_open and not _is_loopback(host):
         raise ConfigError(
-            "the API key must be printable ASCII without spaces, and not empty, or no client could send it: "
-            "change --api-key or FOURLEAF_API_KEY"
-        )
-    if api_key is None and not _is_loopback(host):
-        raise ConfigError(
-            f"--host {host} lets other machines in: set a key with --api-key or FOURLEAF_API_KEY, or use 127.0.0.1"
+            f"--host {host} lets other machines in: set a key with --api-key or FOURLEAF_API_KEY, or use 127.0.0.1; "
+            "--without-key serves whoever asks"
         )
 
 
@@ -40,7 +38,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; nobody can connect before `run`. Raises ConfigError where that is impossible."""
+    """A socket bound to the address; nobody can connect before it listens. Raises ConfigError where it cannot be."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -64,15 +62,44 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, bound: socket.socket, *, verbose: bool = False) -> None:
-    """Serves until interrupted. verbose: logs each request, and the fields in it that have no effect."""
-    if verbose:
-        logging.basicConfig(format="%(levelname)s:     %(message)s")
+def set_up_log(log: str) -> None:
+    """none: warnings alone. requests: one line of JSON each, on stderr, without what was said. debug: more, such as the
+    names of fields that had no effect."""
+    logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    requests = logging.getLogger("fourleaf.requests")
+    for handler in list(requests.handlers):
+        requests.removeHandler(handler)
+    requests.addHandler(lines)
+    requests.propagate = False
+    requests.setLevel(logging.WARNING if log == "none" else logging.INFO)
+    if log == "debug":
         logging.getLogger("fourleaf").setLevel(logging.DEBUG)
-    config = uvicorn.Config(
-        app,
-        log_level="info" if verbose else "warning",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        server_header=False,
-    )
-    uvicorn.Server(config).run(sockets=[bound])
+
+
+class Listener(uvicorn.Server):
+    """Serves an app until SIGINT, SIGTERM or `stop`; then takes nothing new and drains. A second signal ends it."""
+
+    def __init__(self, app: FastAPI, drain_seconds: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                timeout_graceful_shutdown=max(1, round(drain_seconds)),
+            )
+        )
+        self._state = app.state.server
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._state.draining = True
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal's."""
+        self._state.draining = True
+        super().handle_exit(sig, frame)

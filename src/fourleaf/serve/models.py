@@ -37,14 +37,12 @@ class Served:
             engine.start()
         self.worker.start()
 
-    def close(self, drain_seconds: float, *, own: bool) -> None:
-        """Lets what runs come to its end, but no longer than that, then stops. own: closes the engine, too."""
+    def close(self, drain_seconds: float) -> None:
+        """Lets what runs come to its end, but no longer than that, then stops."""
         self.worker.drain(drain_seconds)
         self.worker.stop()
         if isinstance(self.engine, Engine):
             self.engine.stop()
-        if own and callable(close := getattr(self.engine, "close", None)):
-            close()
 
 
 @dataclass
@@ -58,28 +56,23 @@ class _Slot:
 
 
 class Models:
-    """Named models. `loaders` load one each. own: whether an engine is closed when its model is unloaded.
+    """Named models; `loaders` load one each.
 
-    on_failure: called, in the loading thread, with what a model could not be loaded for.
+    on_loaded, on_failure: called in the loading thread, with a model's name, or with what it could not be loaded for.
     """
 
-    def __init__(
-        self,
-        loaders: dict[str, Loader],
-        *,
-        max_waiting: int = 64,
-        own: bool = True,
-        on_failure: Callable[[Exception], None] | None = None,
-    ) -> None:
+    def __init__(self, loaders: dict[str, Loader], *, max_waiting: int = 64) -> None:
         self._slots = {name: _Slot(name, load) for name, load in loaders.items()}
-        self._max_waiting, self._own, self._on_failure = max_waiting, own, on_failure
+        self._max_waiting = max_waiting
+        self.on_loaded: Callable[[str], None] | None = None
+        self.on_failure: Callable[[Exception], None] | None = None
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     @classmethod
     def of(cls, engine: Decoder, fixed_tools: Tools, max_waiting: int) -> Models:
-        """One model whose engine is there already; it is its owner's to close."""
-        return cls({engine.name: lambda: (engine, fixed_tools)}, max_waiting=max_waiting, own=False)
+        """One model whose engine is there already."""
+        return cls({engine.name: lambda: (engine, fixed_tools)}, max_waiting=max_waiting)
 
     def load(self, name: str) -> None:
         """Begins to load a model; without effect on one that is loaded or on the way. Raises ModelNotFoundError."""
@@ -111,7 +104,7 @@ class Models:
                 return
             served, slot.served, slot.state = slot.served, None, "unloading"
         assert served is not None
-        served.close(drain_seconds, own=self._own)
+        served.close(drain_seconds)
         del served
         gc.collect()  # a model's tensors may hang in a cycle
         slot.state = "unloaded"
@@ -158,7 +151,7 @@ class Models:
         for slot in self._slots.values():
             served, slot.served = slot.served, None
             if served is not None:
-                served.close(0, own=self._own)
+                served.close(0)
                 slot.state = "unloaded"
 
     def _load(self, slot: _Slot) -> None:
@@ -168,11 +161,14 @@ class Models:
         except Exception as error:  # whatever it is, it is the model's state
             slot.state = "failed"
             slot.reason = str(error) if isinstance(error, FourleafError) else "the server's log says why"
-            log.error("model %s could not be loaded", slot.name, exc_info=error)
-            if self._on_failure is not None:
-                self._on_failure(error)
+            if not isinstance(error, FourleafError):
+                log.error("model %s could not be loaded", slot.name, exc_info=error)
+            if self.on_failure is not None:
+                self.on_failure(error)
             return
         slot.served, slot.state = served, "loaded"
+        if self.on_loaded is not None:
+            self.on_loaded(slot.name)
 
     def _slot(self, name: str) -> _Slot:
         if name not in self._slots:

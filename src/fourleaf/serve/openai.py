@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fourleaf.engine.request import GenerateParams
+from fourleaf.engine.request import Decoder, GenerateParams
 from fourleaf.serve.answer import fit
 from fourleaf.serve.body import Wire, parse, refuse, shown
 from fourleaf.serve.constraint import constrained, read_choice, read_format
@@ -150,7 +150,16 @@ def prepare(served: Served, asked: ChatRequest) -> Prepared:
     if wanted is not None and wanted < 1:
         refuse(field, f"must be at least 1, not {wanted}", "invalid_value")
     wishes.add("max_tokens", fit(len(prompt_ids), wanted, engine.max_context, field=field), field)
-    return Prepared(prompt_ids, each_choice(wishes, able, count), offered)
+    made = each_choice(wishes, able, count)
+    admit(engine, prompt_ids, made[0])
+    return Prepared(prompt_ids, made, offered)
+
+
+def admit(engine: Decoder, prompt_ids: list[int], params: GenerateParams) -> None:
+    """Lets the engine refuse now what it would refuse later: a constraint that nothing can meet, an id out of range.
+    Then it is a 400, also where the answer is streamed."""
+    if callable(check := getattr(engine, "admit", None)):
+        check(prompt_ids, params)
 
 
 def template_options(asked: ChatRequest, *, thinks: bool) -> dict[str, bool]:
