@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fourleaf.engine import runner
-from fourleaf.engine.cache import Cache
+from fourleaf.engine.cache import DEFAULT_CACHE_BYTES, Cache
 from fourleaf.engine.request import Delta
 from fourleaf.engine.runner import Part
 from fourleaf.engine.scheduler import MAX_ROWS, MAX_RUNNING, Entry, Scheduler
@@ -34,7 +34,7 @@ class Limits:
 
     max_rows: int = MAX_ROWS
     max_running: int = MAX_RUNNING
-    cache_bytes: int = 256 << 20
+    cache_bytes: int = DEFAULT_CACHE_BYTES
     reuse: bool = True
     num_pages: int | None = None
 

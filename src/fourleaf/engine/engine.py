@@ -186,6 +186,9 @@ class Engine:
                 param="policy",
                 code="unsupported_value",
             )
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
+            limits = f"from 0 to {config.vocab_size - 1}, not {min(prompt_ids)} to {max(prompt_ids)}"
+            raise RequestError(f"the prompt's token ids must be {limits}.", param="prompt", code="invalid_value")
         params.check_ids(config.vocab_size)
         vocabulary = Vocabulary(self.end_id, self.mask_id, config.vocab_size)
         limit = min(params.max_tokens, room)
@@ -289,7 +292,7 @@ class Engine:
     def _next(self, queue: SimpleQueue[Delta | BaseException]) -> Delta:
         """The next delta, driving the forwards for it where no thread does. Raises what ended the request."""
         while True:
-            if self._thread is None:
+            if self._thread is None and queue.empty():
                 with self._driving:
                     if queue.empty():
                         self._drive()
