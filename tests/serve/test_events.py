@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from fourleaf.engine.request import Frame
+from fourleaf.serve.capabilities import ALL_FIELDS, Abilities
 from fourleaf.serve.events import View
 from fourleaf.serve.openai import Prepared
 from fourleaf.serve.tools import Offer
@@ -62,6 +63,8 @@ def test_the_order_of_events(serve, scripted, answer):
     assert "".join(data["reasoning"] for data in commits) == "hm"
     starts = [data["position"] for data in commits]
     assert starts == [sum(data["tokens"] for data in commits[:at]) for at in range(len(commits))]
+    assert all(len(data["cells"]) == data["tokens"] and "confidence" not in data for data in commits)
+    assert "".join(cell for data in commits for cell in data["cells"]).startswith("<think>hm</think>\ufffd\ufffda va?")
     call = next(data for name, data in found if name == "tool_call")
     assert (call["index"], call["name"], json.loads(call["arguments"])) == (0, "set_ac", {"on": True})
     assert found[-2][1]["fourleaf"]["mode"] == "diffuse"
@@ -80,6 +83,16 @@ def test_frames_add_up_to_what_is_committed(serve, scripted, byte_tokenizer):
                 canvas[row] = cell
     assert all(cell is not None for canvas in blocks.values() for cell in canvas)
     assert "".join(cell for canvas in blocks.values() for cell in canvas) == text
+
+
+def test_commits_say_how_sure_the_model_was_where_logprobs_are_asked_for(serve, scripted):
+    engine = scripted("Let me see.")
+    engine.abilities = Abilities(fields=ALL_FIELDS)
+    commits = [data for name, data in events(serve(engine), logprobs=True) if name == "commit"]
+    assert commits
+    for data in commits:
+        assert len(data["confidence"]) == len(data["passes"]) == data["tokens"]
+        assert all(0 < one <= 1 for one in data["confidence"])
 
 
 def test_at_most_thirty_frames_a_second(serve, scripted):

@@ -21,6 +21,7 @@ from fourleaf.serve.events import chat_events
 from fourleaf.serve.faults import KeyRefusedError, error_response, install
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
+from fourleaf.serve.page import page_router
 from fourleaf.serve.requestlog import RequestLog
 from fourleaf.serve.responsestream import responses
 from fourleaf.serve.server import Server
@@ -87,6 +88,7 @@ def create_app(
         api.add_api_route(path, _bound(endpoint, server), methods=["POST"], response_model=None)
     keyed.include_router(api)
     app.include_router(keyed)
+    app.include_router(page_router())
     return app
 
 

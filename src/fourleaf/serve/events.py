@@ -5,6 +5,7 @@ The request is that of chat completions. docs/streaming.md says what each event 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -79,11 +80,10 @@ class View:
             case Frame():
                 yield from self._flush()
                 yield "frame", self._frame(item)
-            case Committed(tokens):
+            case Committed():
                 yield from self._flush()
-                position = self._position
-                self._commit = {"position": position, "tokens": len(tokens), "content": "", "reasoning": ""}
-                self._position += len(tokens)
+                self._commit = self._opened(item)
+                self._position += len(item.tokens)
             case ContentDelta(text):
                 self._say("content", text)
             case ReasoningDelta(text):
@@ -102,8 +102,17 @@ class View:
 
     def _say(self, channel: str, text: str) -> None:
         if self._commit is None:  # behind a call, or at the end: text that no token of this moment stands for
-            self._commit = {"position": self._position, "tokens": 0, "content": "", "reasoning": ""}
+            self._commit = self._opened(Committed(()))
         self._commit[channel] += text
+
+    def _opened(self, committed: Committed) -> dict[str, Any]:
+        """A commit that has said nothing yet. Confidences go where logprobs were asked for."""
+        said: dict[str, Any] = {"position": self._position, "tokens": len(committed.tokens)}
+        said["cells"] = [self._spelled(token) for token in committed.tokens]
+        if committed.logprobs is not None:
+            said["confidence"] = [round(math.exp(one.logprob), 4) for one in committed.logprobs]
+            said["passes"] = [one.pass_index for one in committed.logprobs]
+        return said | {"content": "", "reasoning": ""}
 
     def _flush(self) -> Iterator[Named]:
         if self._commit is not None:
