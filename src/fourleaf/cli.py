@@ -302,10 +302,21 @@ def evaluate(
 
 @app.command()
 def bench(
-    n: Annotated[int, typer.Option(min=1, help="Prompts.")] = 50,
-    set_: Annotated[str, typer.Option("--set", help="Where they come from: fillers, patterns or dev.")] = "patterns",
+    n: Annotated[int, typer.Option(min=1, help="Prompts of each set.")] = 50,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="fillers, patterns (by default), dev, copying, random; several times for several."),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="ar, draft, diffuse, auto or 'lossless auto'; several times for several, all by default."),
+    ] = None,
     threshold: Threshold = DEFAULT_THRESHOLD,
     max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
+    goodput: Annotated[
+        float, typer.Option(min=0, help="Seconds for each arm at 1, 4 and 16 requests at once; 0 leaves that out.")
+    ] = 3.0,
+    verify: Annotated[int, typer.Option(min=0, help="Prompts on which draft must give the tokens of ar.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, of every arm.")] = 1,
     transformers: Annotated[
         bool, typer.Option("--transformers/--no-transformers", help="Time the same weights in transformers, too.")
@@ -315,23 +326,24 @@ def bench(
     json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
 ) -> None:
-    """Measure speed: diffuse against ar, ar against transformers, on the same weights and prompts."""
-    from fourleaf.measure.benchmark import main_bench
+    """Measure speed: every mode against ar, ar against transformers, on the same weights and prompts."""
+    from fourleaf.measure.benchmark import Asked, main_bench
 
-    main_bench(
-        set_,
-        model=model,
+    default = Asked()
+    asked = Asked(
+        sets=tuple(set_ or default.sets),
         count=n,
-        max_tokens=max_tokens,
+        arms=tuple(arm or default.arms),
         threshold=threshold,
-        num_threads=threads,
+        max_tokens=max_tokens,
+        goodput_seconds=goodput,
+        verified=verify,
         with_transformers=transformers,
         with_profile=profile,
         seed=seed,
-        json_file=json_,
-        out=sys.stdout,
-        progress=sys.stderr,
     )
+    if not main_bench(asked, model=model, num_threads=threads, json_file=json_, out=sys.stdout, progress=sys.stderr):
+        raise typer.Exit(1)
 
 
 for command in (

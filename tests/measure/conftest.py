@@ -9,6 +9,7 @@ import torch
 
 from fourleaf.checkpoint.files import save_model
 from fourleaf.engine import bundled_path
+from fourleaf.engine.cost import KINDS, CostTable
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import Delta, GenerateParams, Usage
 from fourleaf.model.config import ModelConfig
@@ -56,6 +57,15 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def known_costs() -> Iterator[None]:
+    """`auto` goes by these, and no engine of the module times its forwards for two seconds."""
+    table = CostTable(dict.fromkeys(KINDS, ((1, 0.002), (32, 0.005), (512, 0.05))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fourleaf.engine.engine.table_of", lambda model, folder: table)
+        yield
 
 
 class Oracle:

@@ -1,3 +1,4 @@
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -8,9 +9,11 @@ from fourleaf import cli
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import ConfigError, RequestError
-from fourleaf.measure import benchmark, timing
+from fourleaf.measure import report, speed, timing
 from fourleaf.measure.baseline import ATTENTIONS, Baseline
+from fourleaf.measure.equality import Difference, Equality
 from fourleaf.measure.evaluate import examples_of
+from fourleaf.measure.workloads import workload
 from fourleaf.tasks.cabin.schema import messages
 
 LENGTH = 36
@@ -24,7 +27,7 @@ def threads():
 
 
 @pytest.fixture(scope="module")
-def engine(tiny, threads) -> Engine:
+def engine(tiny, threads, known_costs) -> Engine:
     return Engine.load(tiny, num_threads=1)
 
 
@@ -34,10 +37,15 @@ def examples():
 
 
 @pytest.fixture(scope="module")
-def measured(engine, examples):
+def work(engine):
+    return workload(engine, "patterns", 3, GenerateParams(max_tokens=LENGTH))
+
+
+@pytest.fixture(scope="module")
+def measured(engine, work):
     seen = []
-    found = benchmark.run(engine, examples, max_tokens=LENGTH, progress=lambda *at: seen.append(at))
-    assert seen == [(i, 3, "bench") for i in range(1, 4)]
+    found = speed.run(engine, work, progress=lambda *at: seen.append(at))
+    assert seen == [(i, 3, "patterns") for i in range(1, 4)]
     return found
 
 
@@ -103,42 +111,80 @@ def test_every_forward_is_timed_and_named(engine, examples):
         assert 0 < answer.prefill_seconds <= answer.first_seconds <= answer.seconds
 
 
-def test_every_arm_answers_every_prompt(measured, engine, examples):
-    assert set(measured.arms) == {"ar", "diffuse", "transformers"}
-    assert measured.same_as_transformers == len(examples)
-    assert measured.exact_paired.neither == len(examples)
-    for speed in measured.arms.values():
-        assert 0 < speed.tokens <= LENGTH * len(examples)
-        assert speed.tokens_per_s.value == pytest.approx(speed.tokens / speed.seconds)
-        assert speed.tokens_per_s_after_prefill.value > speed.tokens_per_s.value
-        assert speed.prefill_ms <= speed.first_token_ms
+def test_a_verification_is_a_kind_of_its_own(engine, examples):
+    prompt = engine.chat.render(messages(examples[0]))
+    draft = timing.timed(engine, prompt, GenerateParams(mode="draft", max_tokens=LENGTH))
+    assert draft.usage is not None
+    kinds = [f.kind for f in draft.forwards]
+    assert kinds[0] == "prefill"
+    assert "verify" in kinds
+    assert all(f.rows > 1 for f in draft.forwards if f.kind == "verify")
+    assert len(draft.forwards) - 1 == draft.usage.forwards
+
+
+def test_the_model_is_timed_apart_from_what_surrounds_it(engine):
+    ticks = itertools.count()
+    clocked = timing.Clocked(engine.model, clock=lambda: float(next(ticks)))
+    core = timing.core_of(engine)
+    core.model = core.clocked = clocked
+    prompt = engine.chat.render([{"role": "user", "content": "Which one?"}])
+    draft = timing.timed(engine, prompt, GenerateParams(mode="draft", max_tokens=LENGTH), core)
+    # One second each: the layers, the head, and behind a verification the states.
+    assert [f.model_seconds for f in draft.forwards] == [3.0 if f.kind == "verify" else 2.0 for f in draft.forwards]
+    assert clocked.config is engine.model.config
+
+
+def test_every_arm_answers_every_prompt(measured, work):
+    assert set(measured.arms) == {"ar", "draft", "diffuse", "auto", "lossless auto", "transformers"}
+    assert measured.num_prompts == 3
+    for name in ("draft", "lossless auto", "transformers"):
+        assert measured.arms[name].same_as_ar == 3, name
+    assert set(measured.exact_paired) == {"draft", "diffuse", "auto", "lossless auto"}
+    for speed_ in measured.arms.values():
+        assert 0 < speed_.tokens <= LENGTH * 3
+        assert speed_.tokens_per_s.value == pytest.approx(speed_.tokens / speed_.seconds)
+        assert speed_.tokens_per_s_after_prefill.value > speed_.tokens_per_s.value
+        assert speed_.prefill_ms <= speed_.first_token_ms
+        assert speed_.exact is not None
+        assert speed_.exact.value == 0
+        assert speed_.nats is None
     assert measured.arms["ar"].tokens == measured.arms["transformers"].tokens
 
 
 def test_the_figures_of_a_run_belong_together(measured):
     ar, diffuse = measured.arms["ar"], measured.arms["diffuse"]
-    up = measured.speed_ups["diffuse"]
-    assert up.base == "ar"
+    up = measured.speed_ups["diffuse against ar"]
     assert up.with_prefill.value == pytest.approx(diffuse.tokens_per_s.value / ar.tokens_per_s.value)
-    assert measured.speed_ups["ar"].base == "transformers"
-    steps = measured.forwards["ar step"]
-    assert steps.mean_ms == pytest.approx(measured.ar_step_ms)
-    assert ar.tpf == pytest.approx(ar.tokens / steps.count)
-    assert measured.break_even_tpf == pytest.approx(measured.diffuse_forward_ms / measured.ar_step_ms)
+    assert {"ar against transformers", "diffuse against transformers", "draft against ar"} <= set(measured.speed_ups)
+    assert ar.break_even_tpf == 1
+    assert diffuse.break_even_tpf == pytest.approx(diffuse.forward_ms / ar.forward_ms)
     # What TPF and break-even promise is what the clock says, up to what falls between the forwards.
-    assert diffuse.tpf / ar.tpf / measured.break_even_tpf == pytest.approx(up.after_prefill.value, rel=0.1)
-    assert sum(measured.passes.values()) * measured.passes_per_block == pytest.approx(
-        sum(passes * blocks for passes, blocks in measured.passes.items())
-    )
+    assert diffuse.tpf / ar.tpf / diffuse.break_even_tpf == pytest.approx(up.after_prefill.value, rel=0.2)
+    blocks = sum(measured.passes.values())
+    assert diffuse.passes_per_block == pytest.approx(sum(p * n for p, n in measured.passes.items()) / blocks)
+    assert diffuse.tokens_per_block == pytest.approx(diffuse.tokens / blocks)
+    assert measured.arms["draft"].passes_per_block == 1
+
+
+def test_auto_says_what_it_chose_and_is_held_against_the_best(measured):
+    auto, lossless = measured.arms["auto"], measured.arms["lossless auto"]
+    assert sum(auto.modes.values()) > 0
+    assert set(lossless.modes) <= {"ar", "draft"}
+    assert auto.tokens_per_block is None
+    singles = ("ar", "draft", "diffuse")
+    best = max(singles, key=lambda name: measured.arms[name].tokens_per_s.value)
+    ratio = auto.tokens_per_s.value / measured.arms[best].tokens_per_s.value
+    assert measured.speed_ups[f"auto against {best}"].with_prefill.value == pytest.approx(ratio)
+    assert not any(pair == "lossless auto against diffuse" for pair in measured.speed_ups)
 
 
 def test_short_canvases_are_timed_on_the_side(measured):
     assert {"pass of 8", "pass of 16", "pass of 32"} <= set(measured.forwards)
-    assert measured.forwards["prefill + pass"].count == 3, "those cut short are not among them"
+    assert all(0 < cost.model_ms < cost.mean_ms for cost in measured.forwards.values())
 
 
 def test_the_tables_say_it_all(measured):
-    text = "\n".join(benchmark.lines(measured))
+    text = "\n".join(report.speed_lines(measured))
     for words in (
         "tokens/s",
         "TPF",
@@ -146,22 +192,38 @@ def test_the_tables_say_it_all(measured):
         "break-even TPF",
         "passes a block",
         "first token ms",
-        "pass of 32",
+        "in the model",
+        "exact match",
+        "ar against transformers",
+        "lossless auto against ar",
+        "auto chose",
+        "blocks of diffuse by passes",
+        "3 of 3",
     ):
-        assert words in text
-    assert "ar against transformers" in text
-    assert "diffuse against ar" in text
-    assert "ar gave the tokens of transformers on 3 of 3 prompts" in text
+        assert words in text, words
 
 
-def test_the_arms_take_turns(engine, monkeypatch):
+def test_drawn_answers_are_judged_by_how_they_surprise_the_causal_model(engine):
+    work = workload(engine, "random", 2, GenerateParams(max_tokens=6))
+    found = speed.run(engine, work, arms=("draft",))
+    assert set(found.arms) == {"ar", "draft", "transformers"}
+    assert not found.exact_paired
+    for arm in found.arms.values():
+        assert arm.tokens == 12
+        assert arm.exact is None
+        assert arm.same_as_ar is None
+        assert arm.nats is not None
+        assert arm.nats.value > 0
+    assert "nats a token" in "\n".join(report.speed_lines(found))
+
+
+def test_the_arms_take_turns(engine, work, monkeypatch):
     order = []
-    prompts = [[5, 6], [7, 8], [9, 5]]
-    runners = {name: (lambda prompt, name=name: order.append((name, prompt[0]))) for name in "abc"}
-    monkeypatch.setattr(benchmark, "SHORT_CANVASES", ())
-    benchmark._rotate(engine, prompts, runners, GenerateParams(), None)
+    runners = {name: (lambda index, name=name: order.append((name, index))) for name in "abc"}
+    monkeypatch.setattr(speed, "SHORT_CANVASES", ())
+    speed._rotate(engine, work, runners, timing.core_of(engine), None)
     assert [name for name, _ in order] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
-    assert [prompt for _, prompt in order] == [5, 5, 5, 7, 7, 7, 9, 9, 9]
+    assert [index for _, index in order] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def command(capsys, *words: str) -> tuple[int, str, str]:
@@ -171,30 +233,35 @@ def command(capsys, *words: str) -> tuple[int, str, str]:
     return int(ended.value.code or 0), printed.out, printed.err
 
 
-def test_the_command_prints_and_writes(tiny, tmp_path, capsys, one_thread):
+def test_the_command_prints_and_writes(tiny, tmp_path, capsys, one_thread, known_costs):
     file = tmp_path / "bench.json"
-    words = [
-        "--n",
-        "2",
-        "--max-tokens",
-        "12",
-        "--no-transformers",
-        "--profile",
-        "--model",
-        str(tiny),
-        "--json",
-        str(file),
-    ]
-    code, out, _ = command(capsys, "bench", *words)
+    words = f"--n 2 --max-tokens 12 --goodput 0.2 --verify 3 --no-transformers --profile --model {tiny} --json {file}"
+    code, out, _ = command(capsys, "bench", *words.split(), "--set", "patterns", "--set", "random", "--arm", "draft")
     assert code == 0
     assert "transformers" not in out
     assert "matrix products" in out
     document = json.loads(file.read_text(encoding="utf-8"))
-    assert document["prompts"] == 2
     assert document["threads"] == 1
-    assert set(document["speed_ups"]) == {"diffuse"}
-    assert [part["kind"] for part in document["profile"]] == ["ar step", "pass of 32"]
-    assert document["break_even_tpf"] == pytest.approx(document["diffuse_forward_ms"] / document["ar_step_ms"])
+    assert list(document["sets"]) == ["patterns", "random"]
+    for found in document["sets"].values():
+        assert found["prompts"] == 2
+        assert set(found["speed"]["arms"]) == {"ar", "draft"}
+        assert set(found["speed"]["speed_ups"]) == {"draft against ar"}
+        assert set(found["goodput"]) == {"1", "4", "16"}
+        assert [(one["arm"], one["prompts"]) for one in found["equality"]] == [("draft", 3)]
+    kinds = ["ar step", "pass of 32", "verify of 32", "commit of 32 + pass of 32"]
+    assert [part["kind"] for part in document["profile"]] == kinds
+
+
+def test_a_loss_is_an_exit_code_of_its_own(tiny, capsys, one_thread, known_costs, monkeypatch):
+    def verify(engine, work, **options):
+        return [Equality("draft", 2, 1, 20, [Difference(0, 4, 0.5, 7, 8)])]
+
+    monkeypatch.setattr("fourleaf.measure.equality.verify", verify)
+    words = f"--n 1 --max-tokens 4 --goodput 0 --verify 2 --no-transformers --arm draft --model {tiny}"
+    code, out, _ = command(capsys, "bench", *words.split())
+    assert code == 1
+    assert "margin 0.5" in out
 
 
 @pytest.mark.parametrize(
@@ -202,6 +269,8 @@ def test_the_command_prints_and_writes(tiny, tmp_path, capsys, one_thread):
     [
         (("bench", "--set", "train"), "train"),
         (("bench", "--threshold", "3"), "threshold"),
+        (("bench", "--arm", "fast"), "fast"),
+        (("bench", "--goodput", "-1"), "--goodput"),
         (("bench", "--n", "0"), "--n"),
         (("bench", "--json", "no/such/folder/x.json"), "no/such/folder"),
         (("eval", "cabin", "--set", "train"), "train"),
@@ -225,7 +294,7 @@ def test_without_transformers_the_baseline_says_what_to_do(engine, monkeypatch):
         Baseline(engine)
 
 
-def test_an_ar_model_has_nothing_to_compare(checkpoint, examples, threads):
+def test_an_ar_model_has_nothing_to_compare(checkpoint, work, threads):
     engine = Engine.load(checkpoint(is_block_diffusion=False), num_threads=1)
     with pytest.raises(RequestError, match="AR model"):
-        benchmark.run(engine, examples, max_tokens=4, with_transformers=False)
+        speed.run(engine, work, with_transformers=False)

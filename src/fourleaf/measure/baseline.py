@@ -73,6 +73,8 @@ class Baseline:
         weights = {k: v for k, v in engine.model.state_dict().items() if not k.endswith(CLOVER_TENSORS)}
         self.model.to(engine.model.lm_head.weight.dtype).load_state_dict(weights)
         self.model.eval()
+        self.banned = [self.mask_id]
+        self.temperature = 0.0
         self.attention, self.driver = ATTENTIONS[0], "loop"
         self.trials: dict[str, float] = {}
 
@@ -91,7 +93,8 @@ class Baseline:
         self.attention, self.driver = min(ways, key=lambda way: self.trials[", ".join(way)])
 
     def run(self, prompt: list[int], max_tokens: int) -> Run:
-        """The greedy answer to one prompt. The mask id is never chosen, as our own policies have it."""
+        """The answer to one prompt, greedy or drawn at `temperature`. No token of `banned` is chosen; the mask id is
+        one, as our own policies have it."""
         self.model.set_attn_implementation(self.attention)
         drive: Callable[[torch.Tensor, int], Run] = self._loop if self.driver == "loop" else self._generate
         with torch.inference_mode():
@@ -100,28 +103,34 @@ class Baseline:
     def _loop(self, ids: torch.Tensor, max_tokens: int) -> Run:
         tokens: list[int] = []
         times: list[float] = []
+        banned = torch.tensor(self.banned)
         begin = time.perf_counter()
         cache = None
         while len(tokens) < max_tokens and self.end_id not in tokens[-1:]:
             out = self.model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
             cache = out.cache
             logits = out.logits[0, -1]
-            logits[self.mask_id] = float("-inf")
-            tokens.append(int(logits.argmax()))
+            logits[banned] = float("-inf")
+            if self.temperature:
+                drawn = torch.multinomial(torch.softmax(logits / self.temperature, -1), 1)
+            else:
+                drawn = logits.argmax()
+            tokens.append(int(drawn))
             times.append(time.perf_counter() - begin)
             ids = torch.tensor([tokens[-1:]])
         return Run(tokens, times)
 
     def _generate(self, ids: torch.Tensor, max_tokens: int) -> Run:
         clock = _Clock()
+        drawn = {"do_sample": True, "temperature": self.temperature, "top_k": 0} if self.temperature else {}
         out = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            do_sample=False,
+            **{"do_sample": False, **drawn},
             max_new_tokens=max_tokens,
             eos_token_id=self.end_id,
             pad_token_id=self.end_id,
-            suppress_tokens=[self.mask_id],
+            suppress_tokens=self.banned,
             streamer=clock,
         )
         return Run(out[0, ids.shape[1] :].tolist(), clock.times)

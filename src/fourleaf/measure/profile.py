@@ -1,4 +1,4 @@
-"""Where the time of an `ar` step and of a canvas pass goes, operation by operation, by torch's own profiler."""
+"""Where the time of each kind of forward goes, operation by operation, by torch's own profiler."""
 
 from __future__ import annotations
 
@@ -48,31 +48,39 @@ class Profile:
 
 @torch.inference_mode()
 def profiles(engine: Engine, prompt: list[int]) -> list[Profile]:
-    """An `ar` step and a pass of a whole block behind `prompt`, head included."""
-    model = engine.model
-    committed = State.empty(model.config, dtype=model.lm_head.weight.dtype)
-    model(Work(torch.tensor(prompt), Segments([len(prompt)]), [0]), committed)
-    start = len(prompt)
-
-    def forward(causal: int, canvas: int) -> Callable[[], float]:
-        filler = engine.mask_id if canvas else prompt[-1]
-        assert filler is not None
-        ids = torch.full((causal + canvas,), filler)
-
-        def once() -> float:
-            state = committed.clone() if causal else committed
-            begin = time.perf_counter()
-            segments = (Segments([canvas]), [0], [start]) if canvas else (None, None, None)
-            hidden, _ = model(Work(ids, Segments([causal]), [start], *segments), state)
-            model.head(hidden)
-            return time.perf_counter() - begin
-
-        return once
-
-    kinds = {"ar step": forward(1, 0)}
-    if model.config.block_size is not None:
-        kinds[f"pass of {model.config.block_size}"] = forward(0, model.config.block_size)
+    """An `ar` step, and of a whole block a pass, a verification that accepts half, and a commit with the next pass, all
+    behind `prompt`, heads of wanted rows included."""
+    block = engine.model.config.block_size
+    committed = State.empty(engine.model.config, dtype=engine.model.lm_head.weight.dtype)
+    engine.model(Work(torch.tensor(prompt), Segments([len(prompt)]), [0]), committed)
+    kinds = {"ar step": _forward(engine, committed, 1, 0)}
+    if block is not None:
+        kinds[f"pass of {block}"] = _forward(engine, committed, 0, block)
+        kinds[f"verify of {block}"] = _forward(engine, committed, block, 0, is_held=True)
+        kinds[f"commit of {block} + pass of {block}"] = _forward(engine, committed, block, block)
     return [_profile(kind, once) for kind, once in kinds.items()]
+
+
+def _forward(
+    engine: Engine, committed: State, causal: int, canvas: int, *, is_held: bool = False
+) -> Callable[[], float]:
+    """Runs one such forward behind a copy of `committed`, and says how many seconds it took."""
+    filler = engine.mask_id if canvas else engine.end_id
+    assert filler is not None
+    model, (start,) = engine.model, committed.lengths
+    ids = torch.full((causal + canvas,), filler)
+    blocks = (Segments([canvas]), [0], [start + causal]) if canvas else (None, None, None)
+
+    def once() -> float:
+        state = committed.clone() if causal else committed
+        begin = time.perf_counter()
+        hidden, _ = model(Work(ids, Segments([causal]), [start], *blocks, num_held=int(is_held)), state)
+        model.head(hidden[causal:] if canvas else hidden)
+        if is_held:
+            state.advance([causal // 2])
+        return time.perf_counter() - begin
+
+    return once
 
 
 def _profile(kind: str, once: Callable[[], float]) -> Profile:

@@ -1,26 +1,34 @@
-"""One answer at a time under a clock: when each forward ended, and what it was."""
+"""One answer at a time under a clock: when each forward ended, what it was, and how much of it was the model."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
 
 from fourleaf.engine.core import Core, Limits
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import Delta, GenerateParams, Usage
 from fourleaf.engine.sequence import Need
+from fourleaf.model.state import State
+from fourleaf.model.transformer import Transformer
+from fourleaf.model.work import Work
 
 PREFILL, AR_STEP, PASS, VERIFY = "prefill", "ar step", "pass", "verify"
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward and everything that was done with its logits. rows: what went through the model."""
+    """One forward and everything that was done with its logits. rows: what went through the model. model_seconds: the
+    part of `seconds` that is the model itself: its layers, its head, and states moved on behind a verification."""
 
     kind: str
     rows: int
     seconds: float
+    model_seconds: float = 0.0
 
 
 @dataclass
@@ -44,12 +52,55 @@ class Timed:
         return self.seconds - self.prefill_seconds
 
 
-def core_of(engine: Engine) -> Core:
-    """Runs an engine's requests one by one, where none finds what an earlier one left."""
-    return Core(engine.model, Limits(reuse=False))
+class Clocked:
+    """A model that adds up the seconds spent in it. Everything else about it is the model's own."""
+
+    def __init__(self, model: Transformer, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.model, self.clock = model, clock
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, work: Work, state: State) -> tuple[Tensor, list[Tensor]]:
+        advance = state.advance
+
+        def clocked(accepted: Sequence[int]) -> None:
+            self._run(advance, accepted)
+
+        state.advance = clocked
+        return self._run(self.model, work, state)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._run(self.model.head, hidden)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        begin = self.clock()
+        try:
+            return function(*arguments)
+        finally:
+            self.seconds += self.clock() - begin
 
 
-def timed(engine: Engine, prompt: list[int], params: GenerateParams, core: Core | None = None) -> Timed:
+class TimedCore(Core):
+    """A core that knows how long its model took, and where no request finds what an earlier one left."""
+
+    def __init__(self, model: Transformer, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clocked = Clocked(model, clock)
+        super().__init__(cast("Transformer", self.clocked), Limits(reuse=False))
+
+    @property
+    def model_seconds(self) -> float:
+        return self.clocked.seconds
+
+
+def core_of(engine: Engine) -> TimedCore:
+    """A core in the place of the engine's own, which `auto` asks how many requests there are."""
+    engine.core = core = TimedCore(engine.model)
+    return core
+
+
+def timed(engine: Engine, prompt: list[int], params: GenerateParams, core: TimedCore | None = None) -> Timed:
     """Decodes one prompt alone, on a core that is idle; a new one by default."""
     core = core or core_of(engine)
     sequence = engine.admit(prompt, params)
@@ -58,12 +109,12 @@ def timed(engine: Engine, prompt: list[int], params: GenerateParams, core: Core 
     begin = last = time.perf_counter()
     core.submit(sequence, news.append)
     num_blocks = passes = 0
+    in_model = core.model_seconds
     while core.step():
         now = time.perf_counter()
         (part,) = core.last
-        found.forwards.append(
-            Forward(kind_of(part.need, is_prefill=not found.prefill_seconds), part.need.num_rows, now - last)
-        )
+        kind = kind_of(part.need, is_prefill=not found.prefill_seconds)
+        found.forwards.append(Forward(kind, part.need.num_rows, now - last, core.model_seconds - in_model))
         if not sequence.is_prefilling:
             found.prefill_seconds = found.prefill_seconds or now - begin
         for delta in news:
@@ -82,7 +133,7 @@ def timed(engine: Engine, prompt: list[int], params: GenerateParams, core: Core 
             found.passes_per_block.append(usage.passes - passes)
             num_blocks, passes = usage.blocks, usage.passes
         found.seconds = now - begin
-        last = time.perf_counter()
+        in_model, last = core.model_seconds, time.perf_counter()
     return found
 
 
@@ -92,7 +143,7 @@ def kind_of(need: Need, *, is_prefill: bool = False) -> str:
     if is_prefill:
         return f"{PREFILL} + {PASS}" if canvas else PREFILL
     if need.is_held:
-        return f"{VERIFY} of {causal}"
+        return VERIFY  # of as many rows as there was hope for: any number, and each is rare
     if not canvas:
         return AR_STEP if causal == 1 else f"commit of {causal}"
     return f"commit of {causal} + {PASS} of {canvas}" if causal else f"{PASS} of {canvas}"
@@ -100,24 +151,26 @@ def kind_of(need: Need, *, is_prefill: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kind of forward costs, in ms, over `count` of them."""
+    """What a kind of forward costs, in ms, over `count` of them; model_ms: the model alone, without what comes before
+    and behind it. rows: on average."""
 
     mean_ms: float
     median_ms: float
+    model_ms: float
     count: int
     rows: float
 
 
 def costs(forwards: Iterable[Forward]) -> dict[str, Cost]:
-    """By kind, most frequent first."""
+    """By kind, those that took longest in all first."""
     kinds: dict[str, list[Forward]] = {}
     for forward in forwards:
         kinds.setdefault(forward.kind, []).append(forward)
     found = {}
-    for kind, alike in sorted(kinds.items(), key=lambda item: -len(item[1])):
-        times = sorted(1e3 * f.seconds for f in alike)
-        rows = sum(f.rows for f in alike) / len(alike)
-        found[kind] = Cost(sum(times) / len(times), times[len(times) // 2], len(times), rows)
+    for kind, alike in sorted(kinds.items(), key=lambda item: -sum(f.seconds for f in item[1])):
+        times, num = sorted(1e3 * f.seconds for f in alike), len(alike)
+        model_ms = 1e3 * sum(f.model_seconds for f in alike) / num
+        found[kind] = Cost(sum(times) / num, times[num // 2], model_ms, num, sum(f.rows for f in alike) / num)
     return found
 
 
