@@ -19,7 +19,7 @@ NEEDS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train eval bench test lint format check clean distclean
+.PHONY: help run train eval bench soak test lint format check clean distclean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
 
 bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other and against transformers
 	$(BIN)/fourleaf bench $(ARGS)
+
+soak: $(VENV)/.installed-all  ## Constrained answers by the thousand: schemas, expressions, modes, temperatures (an hour)
+	$(BIN)/python scripts/soak_grammar.py $(ARGS)
 
 test: check  ## Everything that CI runs: lint, types, imports, tests
 	$(BIN)/python -m pytest --durations=10 $(ARGS)

@@ -211,6 +211,19 @@ def test_endings_are_watched_from_the_length_of_the_shortest_answer_and_some_mor
         Constraint("json_schema", json.dumps({"type": "string", "minLength": 12})),
         Constraint("json_schema", json.dumps({"type": "array", "items": {"pattern": "^x+,$", "type": "string"}})),
         Constraint("json_schema", json.dumps({"type": "integer", "exclusiveMinimum": 48, "multipleOf": 10})),
+        Constraint(
+            "json_schema",
+            json.dumps(
+                {
+                    "type": "object",
+                    "properties": {
+                        "a": {"type": "integer", "exclusiveMinimum": 48, "multipleOf": 10},
+                        "b": {"type": "string", "format": "uri"},
+                    },
+                    "required": ["a", "b"],
+                }
+            ),
+        ),
         Constraint("tools", Tools((WINDOW, SAY), "required", markup="xml", separator="\n")),
         Constraint("choices", ("yes",), reasoning="open"),
     ],

@@ -77,22 +77,26 @@ def _greedy(
         if tokens[-1:] != ahead:
             run, begin, at_run, has_detoured = 0, len(tokens), position.copy(), False
         elif run == LONG_RUN and not has_detoured:
-            # In circles, inside a string with a pattern or a number with limits: the shortest way to where that may
-            # end, from where the circles began.
             has_detoured = True
-            text, number = ([tokenizer.encode(end) for end in ends] for ends in ('"', ",}]"))
-            way = _search(at_run, tokenizer, 4 * LONG_RUN, text) or (
-                # Second, as a string may hold that too; by length, as a number's digits count.
-                _search(at_run, tokenizer, 4 * LONG_RUN, number, MAX_WIDTH)
-            )
-            if way:
-                position, tokens = at_run.copy(), tokens[:begin]
-                ahead = way
+            if way := _way_out(at_run, tokenizer):
+                position, tokens, ahead = at_run.copy(), tokens[:begin], way
         for token in ahead:
             position.advance(token)
         tokens += ahead
         run += 1
     return tokens
+
+
+def _way_out(position: Position, tokenizer: Tokenizer) -> list[int] | None:
+    """From where the search began to go in circles, inside a string with a pattern or a number with limits, the
+    shortest way to where that ends, with what ends it."""
+    text, number = ([tokenizer.encode(end) for end in ends] for ends in ('"', "}],"))
+    way = _search(position, tokenizer, 4 * LONG_RUN, text)
+    if way is None:  # second, as a string may hold what ends a number; by length, as a number's digits count
+        way = _search(position, tokenizer, 4 * LONG_RUN, number, MAX_WIDTH)
+    if way is None:
+        return None
+    return way + next((end for end in text + number if takes(position, way + end)), [])
 
 
 def takes(position: Position, tokens: Sequence[int]) -> bool:
