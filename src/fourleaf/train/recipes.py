@@ -17,6 +17,7 @@ from fourleaf.checkpoint.files import load_model, save_model, write_json
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.kernels.fuse import use_compiled
 from fourleaf.model.config import ModelConfig
+from fourleaf.model.transformer import Transformer
 from fourleaf.tasks.cabin.generator import stream
 from fourleaf.tasks.cabin.schema import TOOLS, Example, answer_text, messages
 from fourleaf.text.chat import ChatTemplate
@@ -172,11 +173,15 @@ def train_cabin(
         model = trainer.run()
     finally:
         use_compiled(False)
-    save_model(model, out / "model", torch.bfloat16)
-    tokenizer.save(out / "model" / "tokenizer.json")
-    (out / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
-    write_json(out / "model" / "tools.json", TOOLS)  # they are in the weights; servers read here which they are
-    return out / "model"
+    return _save(model, tokenizer, template, out / "model")
+
+
+def _save(model: Transformer, tokenizer: Tokenizer, template: str, folder: Path) -> Path:
+    save_model(model, folder, torch.bfloat16)
+    tokenizer.save(folder / "tokenizer.json")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    write_json(folder / "tools.json", TOOLS)  # they are in the weights; servers read here which they are
+    return folder
 
 
 def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
