@@ -167,7 +167,7 @@ def test_an_unknown_part_is_refused_before_anything_is_loaded(part, quiet, tmp_p
 def test_reliability_of_calibrated_answers_is_near_its_floor():
     rng = np.random.default_rng(0)
     p = [rng.dirichlet(np.ones(3)) for _ in range(4000)]
-    right = [int(rng.choice(3, p=values)) for values in p]
+    right = [rng.choice(3, p=values) for values in p]
     honest = Reliability.of(p, right)
     assert honest.ece < 2.5 * honest.floor < 0.06
     sharp = [values**4 / (values**4).sum() for values in p]

@@ -58,10 +58,11 @@ class Score:
         right = [float(judged.is_right) for judged in found]
         p, truth, unsure = _settled_questions(found)
         seconds = [judged.seconds for judged in found]
-        known = [(sum(judged.hits), len(judged.hits)) for judged in found if judged.hits]
+        known = [judged.hits for judged in found if judged.hits]
+        hits, asked = [sum(one) for one in known], [len(one) for one in known]
         return cls(
             groups=bootstrap.mean(right, seed),
-            questions=bootstrap.ratio(*zip(*known, strict=True), seed) if known else None,
+            questions=bootstrap.ratio(hits, asked, seed) if known else None,
             contradictory=bootstrap.mean([float(judged.broken > 0) for judged in found], seed),
             reliability=Reliability.of(p, truth, seed) if p else None,
             open_confidence=float(np.mean(unsure)) if unsure else None,
@@ -178,11 +179,8 @@ def lines(report: PartReport) -> list[str]:
         told = score.reliability
         measured = ["-", "-"] if told is None else [f"{told.ece:.3f}", f"{told.brier:.3f}"]
         cost = [f"{score.forwards:.1f}", f"{score.rows:.0f}", f"{1000 * score.p50:.0f}"] if arm in MODEL_ARMS else []
-        shares = [
-            percent(score.groups),
-            f"{100 * score.questions.value:.1f}%",
-            f"{100 * score.contradictory.value:.1f}%",
-        ]
+        others = (score.questions, score.contradictory)
+        shares = [percent(score.groups), *("-" if i is None else f"{100 * i.value:.1f}%" for i in others)]
         rows.append([arm, *shares, *measured, *cost])
     shown = table(rows)
     for arm in MODEL_ARMS:
