@@ -285,6 +285,8 @@ def verdict(constraint: Constraint, text: str) -> str | None:
         value = json.loads(text)
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
         jsonschema.Draft202012Validator(json.loads(constraint.value), format_checker=checker).validate(value)
+    except OverflowError:
+        return None  # more digits than a float has: JSON all the same, and jsonschema cannot divide it
     except ValueError as error:
         return f"is no JSON: {error}"
     except jsonschema.ValidationError as error:
