@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from random import Random
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+
+from fourleaf.tasks.judgements.generator import FAMILIES, draw
+from fourleaf.tasks.judgements.wording import TRAINING
 
 KINDS = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -21,9 +26,10 @@ POLICY = (
 FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; media-src data: blob:; connect-src 'none'; form-action 'none'; "
-    "base-uri 'none'; webrtc 'block'"
+    "base-uri 'none'"
 )
 FRAME = "preview.html"
+PUZZLE_SIZES = (3, 5)  # questions
 
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -38,8 +44,16 @@ def page_router() -> APIRouter:
     """`/` and `/page/NAME`. No key is wanted: the page holds nothing, and asks for the key that the API wants."""
     router = APIRouter()
     router.add_api_route("/", lambda: _file("index.html"), methods=["GET"])
+    router.add_api_route("/page/judgement", judgement, methods=["GET"])
     router.add_api_route("/page/{name}", _file, methods=["GET"])
     return router
+
+
+def judgement(seed: int = 0) -> dict[str, Any]:
+    """A group of coupled questions with one consistent answer, to try decisions on; the same for the same seed."""
+    random = Random(seed)
+    family = random.choice(sorted(FAMILIES))
+    return draw(family, random.randint(*PUZZLE_SIZES), random, TRAINING).document()
 
 
 def _file(name: str) -> Response:

@@ -77,8 +77,8 @@ export class Cabin {
         el("div", { class: "card ask" },
           el("div", { class: "ask-line" }, this.box, this.go),
           el("div", { class: "chips", role: "group", "aria-label": "Examples" }, chips)),
-        this.lane.node,
         el("dl", { class: "tiles" }, TILES.map(([name]) => this.tiles[name].node)),
+        this.lane.node,
         el("div", { class: "card" },
           el("div", { class: "row" }, el("h3", {}, "Calls"), el("span", { class: "push" }), copied, reset), this.log)),
     );

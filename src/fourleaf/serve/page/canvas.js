@@ -84,7 +84,7 @@ export class CanvasView {
       isChanged = true;
       card.shown[row] = cell;
       const node = (card.nodes[row] ??= card.cells.appendChild(el("span")));
-      draw(node, cell);
+      draw(node, cell, block.kind === "block");
     });
     while (card.nodes.length > block.cells.length) {
       card.nodes.pop().remove();
@@ -98,10 +98,12 @@ export class CanvasView {
   }
 }
 
-function draw(node, cell) {
-  node.className = `cell ${cell.state}${cell.isEdited ? " was-edited" : ""}`;
-  node.textContent = spelled(cell.text);
-  const hasPass = cell.pass !== undefined && cell.text !== null && ["revealed", "committed", "edited"].includes(cell.state);
+function draw(node, cell, hasPasses) {
+  const text = spelled(cell.text);
+  const size = text.length > 8 ? " longer" : text.length > 5 ? " long" : "";
+  node.className = `cell ${cell.state}${size}${cell.isEdited ? " was-edited" : ""}`;
+  node.textContent = text;
+  const hasPass = hasPasses && cell.pass !== undefined && cell.text !== null && ["revealed", "committed", "edited"].includes(cell.state);
   if (hasPass) node.dataset.pass = cell.pass + 1;
   else delete node.dataset.pass;
   const sure = sureness(cell.confidence);

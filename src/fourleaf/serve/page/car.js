@@ -55,6 +55,8 @@ export class Car {
       "svg",
       { class: "car", viewBox: "0 -56 416 800", role: "img", "aria-label": "The car from above" },
       part("lights", lamp(134, -1), lamp(282, 1)),
+      [[66, 196], [322, 196], [66, 560], [322, 560]].map(([x, y]) => svg("rect", { class: "tyre", x, y, width: 28, height: 78, rx: 9 })),
+      [["M84 270l-26-8q-8 10 2 18l24 6z"], ["M332 270l26-8q8 10-2 18l-24 6z"]].map(([d]) => svg("path", { class: "body", d })),
       part("trunk", svg("path", { class: "lid", d: "M112 628c28 12 62 16 96 16s68-4 96-16l-8 40c-20 10-52 14-88 14s-68-4-88-14z" })),
       svg("path", { class: "body", d: BODY }),
       part("ambient", svg("path", { class: "floor", d: CABIN }), svg("path", { class: "glow", d: CABIN })),

@@ -19,7 +19,7 @@ export function callLine(call) {
 /** Forwards, by what was seen so far: exact where the answer's usage says it, a count of passes or tokens before. */
 function forwardsOf(reel, scene, isOver) {
   const how = reel.usage?.fourleaf;
-  if (isOver && how) return { forwards: how.forwards, passes: how.passes, tpf: how.tpf, tokens: reel.usage.completion_tokens };
+  if (isOver && how) return { forwards: how.forwards, passes: how.passes, tpf: how.forwards ? how.tpf : null, tokens: reel.usage.completion_tokens };
   const rounds = scene.blocks.filter((block) => block.kind === "round").length;
   const forwards = reel.mode === "ar" ? scene.tokens : scene.passes + rounds;
   return { forwards, passes: scene.passes, tpf: forwards ? scene.tokens / forwards : null, tokens: scene.tokens };

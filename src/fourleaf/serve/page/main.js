@@ -1,14 +1,20 @@
 // Starts the page: connects, builds the views, says what is wrong in words.
 
 import { Cabin } from "./cabin.js";
+import { Chat } from "./chat.js";
 import { Trouble, connect, getJSON, key, model } from "./client.js";
+import { Decide } from "./decide.js";
 import { $, button, el } from "./dom.js";
+import { Numbers } from "./numbers.js";
 import { Settings } from "./settings.js";
 import { Watch } from "./watch.js";
 
 const VIEWS = [
   ["watch", "Watch", Watch],
   ["cabin", "Cabin", Cabin],
+  ["chat", "Chat", Chat],
+  ["decide", "Decide", Decide],
+  ["numbers", "Numbers", Numbers],
 ];
 const RETRY = 2000; // ms between looks for a server that is gone
 

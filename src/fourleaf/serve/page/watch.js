@@ -1,7 +1,7 @@
 // The first view: a question, its answer being written, and the same question one token at a time beside it.
 
 import { Trouble, model } from "./client.js";
-import { announce, button, choice, download, el, figure } from "./dom.js";
+import { announce, button, choice, download, el, figure, isStill } from "./dom.js";
 import { Lane } from "./lane.js";
 import { Player } from "./player.js";
 import { modeChoices } from "./settings.js";
@@ -13,6 +13,8 @@ export const EXAMPLES = [
   "Cruise control ninety, no wait, there is a camera, eighty",
   "what's my range, and find a charger nearby",
 ];
+
+const TOO_QUICK = 2500; // ms
 
 const cell = (state, text, label, pass) =>
   el("span", {}, el("span", { class: `cell ${state}`, "data-pass": pass }, text), label);
@@ -76,8 +78,8 @@ export class Watch {
       "div",
       { class: "view" },
       el("div", {}, el("h2", {}, "Watch a block being written"), el("p", { class: "lead" },
-        "A block diffusion model fills ", el("strong", {}, "32 positions at once"),
-        ": each pass reveals what it is sure of, and what is finished is committed. Beside it the same model writes one token a forward.")),
+        "Up to ", el("strong", {}, "32 positions are filled at once"),
+        ": each pass reveals what the model is sure of. Beside it the same model writes one token a forward.")),
       el("div", { class: "card ask" },
         el("div", { class: "ask-line" }, this.box, this.go, this.stop),
         el("div", { class: "chips", role: "group", "aria-label": "Examples" }, chips),
@@ -152,6 +154,7 @@ export class Watch {
     const text = this._verdict(lanes);
     this.verdict.replaceChildren(...text);
     announce(`Finished. ${this.verdict.textContent}`);
+    if (this.player.duration < TOO_QUICK && !isStill()) this.player.play(); // nobody could have followed that
   }
 
   /** What the two lanes came to, in a sentence; nothing where one was stopped. */
