@@ -147,14 +147,14 @@ class Scheduler:
         entry.sequence.preempt()
         entry.served = self._tick
         entry.num_preempted += 1
-        if entry.num_preempted >= MAX_PREEMPTED:  # it is served now and then, and gets nowhere
-            entry.rank = 0
         insort(self._waiting, entry)
         self.num_preempted += 1
 
     def _promote(self) -> None:
-        """Whoever was not served for long goes with the interactive ones from now on."""
-        tired = [e for e in (*self._waiting, *self._running.values()) if e.rank and self._tick - e.served > PATIENCE]
+        """Whoever was not served for long, or got nowhere, goes with the interactive ones from now on. Between plans
+        alone: within one the line must keep its order."""
+        late = [entry for entry in (*self._waiting, *self._running.values()) if entry.rank]
+        tired = [e for e in late if self._tick - e.served > PATIENCE or e.num_preempted >= MAX_PREEMPTED]
         for entry in tired:
             entry.rank = 0
         if tired:
