@@ -17,7 +17,9 @@ MODES = ("ar", "draft", "diffuse")
 
 def remade(engine: Engine, **limits) -> Engine:
     """The same model behind an engine of its own, which counts all memory after every step."""
-    return Engine(engine.name, engine.model, engine.tokenizer, engine.chat, Limits(**limits), checks=True)
+    return Engine(
+        engine.name, engine.model, engine.tokenizer, engine.chat, Limits(**{"num_pages": 64, **limits}), checks=True
+    )
 
 
 def alone(engine: Engine, prompt: list[int], params: GenerateParams) -> tuple[list[int], str | None, int]:
@@ -69,7 +71,7 @@ class Client:
 def test_requests_that_come_and_go_answer_as_if_alone(random_engine, limits):
     """Bug kinds 12, 19-24, 39-41: cancels, little memory, few rows, shared prefixes, all modes and policies mixed."""
     rng = random.Random(1)
-    core = Core(random_engine.model, Limits(**limits), checks=True)
+    core = Core(random_engine.model, Limits(**{"num_pages": 64, **limits}), checks=True)
     clients, cancelled = [], set()
     for _ in range(60):
         if len(clients) < 16 and rng.random() < 0.5:
@@ -103,7 +105,7 @@ def test_draft_says_what_ar_says(random_engine):
 
 def test_nobody_waits_for_anothers_block(random_engine):
     """Bug kind 27: a short answer that comes late ends before a long one that came early."""
-    core = Core(random_engine.model, checks=True)
+    core = Core(random_engine.model, Limits(num_pages=64), checks=True)
     slow = Client(random_engine, core, [20] * 9, GenerateParams(threshold=1.0, max_tokens=64))
     for _ in range(3):
         core.step()
@@ -115,7 +117,7 @@ def test_nobody_waits_for_anothers_block(random_engine):
 
 
 def test_a_long_prompt_is_prefilled_between_the_passes_of_others(random_engine):
-    core = Core(random_engine.model, Limits(max_rows=64), checks=True)
+    core = Core(random_engine.model, Limits(max_rows=64, num_pages=64), checks=True)
     first = Client(random_engine, core, [20] * 9, GenerateParams(mode="ar", max_tokens=40, stop_token_ids=()))
     core.step()
     Client(random_engine, core, [30 + i % 50 for i in range(250)], GenerateParams(mode="ar", max_tokens=2))
@@ -127,7 +129,7 @@ def test_a_long_prompt_is_prefilled_between_the_passes_of_others(random_engine):
 
 
 def test_interactive_goes_before_batch_and_batch_is_not_starved(random_engine):
-    core = Core(random_engine.model, Limits(max_running=2), checks=True)
+    core = Core(random_engine.model, Limits(max_running=2, num_pages=64), checks=True)
     batch = [
         Client(random_engine, core, [20 + i] * 5, GenerateParams(mode="ar", max_tokens=40, priority="batch"))
         for i in range(3)
@@ -146,7 +148,7 @@ def test_interactive_goes_before_batch_and_batch_is_not_starved(random_engine):
 
 
 def test_a_fault_ends_its_own_request_alone(random_engine, monkeypatch):
-    core = Core(random_engine.model, checks=True)
+    core = Core(random_engine.model, Limits(num_pages=64), checks=True)
     good = Client(random_engine, core, [20] * 40, GenerateParams(max_tokens=20))
     sequence = random_engine.admit([21] * 40, GenerateParams(max_tokens=20))
     found = []
@@ -159,7 +161,7 @@ def test_a_fault_ends_its_own_request_alone(random_engine, monkeypatch):
 
 
 def test_a_forward_that_fails_is_laid_to_the_request_that_makes_it_fail(random_engine, monkeypatch):
-    core = Core(random_engine.model, checks=True)
+    core = Core(random_engine.model, Limits(num_pages=64), checks=True)
     clients = [Client(random_engine, core, [20 + i] * 40, GenerateParams(max_tokens=20)) for i in range(3)]
     layer = random_engine.model.model.layers[2]
     run = type(layer).forward

@@ -19,7 +19,12 @@ LONG = GenerateParams(mode="ar", max_tokens=60, logit_bias=((1, 0.0),))
 @pytest.fixture
 def engine(random_engine) -> Engine:
     return Engine(
-        random_engine.name, random_engine.model, random_engine.tokenizer, random_engine.chat, Limits(), checks=True
+        random_engine.name,
+        random_engine.model,
+        random_engine.tokenizer,
+        random_engine.chat,
+        Limits(num_pages=64),
+        checks=True,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fourleaf.engine.core import Limits
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.text.constraint import Constraint
@@ -23,7 +24,7 @@ MODES = pytest.mark.parametrize("mode", ["ar", "draft", "diffuse"])
 
 def answer(engine: Engine, params: GenerateParams, prompt: list[int] | None = None) -> tuple[str, str | None, int]:
     """(text, how it ended, forwards)."""
-    engine = Engine(engine.name, engine.model, engine.tokenizer, engine.chat, checks=True)
+    engine = Engine(engine.name, engine.model, engine.tokenizer, engine.chat, Limits(num_pages=32), checks=True)
     deltas = list(engine.generate(prompt or [20] * 9, params))
     tokens = [token for delta in deltas for token in delta.tokens]
     usage = deltas[-1].usage

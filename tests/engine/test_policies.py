@@ -45,7 +45,8 @@ def test_kind_52_the_limit_is_exact_under_every_policy(random_engine, policy):
 
 
 def test_fixed_takes_as_many_passes_as_its_number_says(random_engine):
-    params = GenerateParams(policy="fixed", tokens_per_pass=3, max_tokens=16, logit_bias=((random_engine.end_id, -100.0),))
+    bias = ((random_engine.end_id, -100.0),)
+    params = GenerateParams(policy="fixed", tokens_per_pass=3, max_tokens=16, logit_bias=bias)
     (_, last), *_ = random_engine.generate_many(PROMPTS[:1], params)
     assert last.usage.passes == 2 * 3  # two blocks of 8 rows: 3, 3 and 2
 

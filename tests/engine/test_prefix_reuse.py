@@ -39,7 +39,7 @@ def run(engine: Engine, core: Core, prompt: list[int], params: GenerateParams) -
 @MODES
 def test_the_third_request_of_a_prefix_runs_its_suffix(long_engine, mode):
     """The second one discovers the fork and leaves a snapshot there; bug kinds 22, 24, 25, 26."""
-    core = Core(long_engine.model, checks=True)
+    core = Core(long_engine.model, Limits(num_pages=256), checks=True)
     params = GenerateParams(mode=mode, max_tokens=12, threshold=0.3)
     found = []
     for i in range(4):
@@ -73,7 +73,7 @@ def test_a_snapshot_budget_of_one_still_answers_as_if_cold(long_engine):
 
 
 def test_two_that_start_together_share_pages_afterwards(long_engine):
-    core = Core(long_engine.model, checks=True)
+    core = Core(long_engine.model, Limits(num_pages=256), checks=True)
     params = GenerateParams(mode="ar", max_tokens=3)
     answers: list[list] = [[], []]
     for answer in answers:

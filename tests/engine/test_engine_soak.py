@@ -1,0 +1,34 @@
+"""A sample of `scripts/soak_engine.py`, which says what it does."""
+
+import pytest
+import script
+
+from fourleaf.engine.cost import KINDS, CostTable
+
+
+@pytest.fixture(scope="module")
+def soak():
+    return script.load("soak_engine")
+
+
+def test_bug_kind_16_a_sample_of_the_soak_finds_nothing(soak, byte_tokenizer, monkeypatch):
+    pytest.importorskip("llguidance")
+    table = CostTable(dict.fromkeys(KINDS, ((1, 0.002), (32, 0.005), (512, 0.05))))
+    monkeypatch.setattr("fourleaf.engine.engine.table_of", lambda model, folder: table)
+    report = soak.Report()
+    engine = soak.random_engine(byte_tokenizer, 0)
+    soak.soak(engine, round(0.02 * soak.NUM_REQUESTS), 1, report, True, num_pages=12)
+    assert report.wrong == []
+    for name in ("cancelled", "preempted", "hit tokens", "evicted pages", "snapshots", "under a grammar", *soak.MODES):
+        assert report.counts[name], f"the sample must exercise: {name}"
+    assert {"ended by stop", "ended by length"} <= report.counts.keys()
+
+
+def test_what_is_left_behind_is_found(soak, byte_tokenizer):
+    report = soak.Report()
+    engine = soak.random_engine(byte_tokenizer, 0)
+    core = engine.core
+    core.submit(engine.admit([20] * 40, soak.GenerateParams(mode="ar")), lambda delta: None)
+    core.step()
+    soak._count(core, report)
+    assert {fault.partition(" ")[2] for fault in report.wrong} >= {"requests are left", "held pages are left"}
