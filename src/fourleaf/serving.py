@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from fourleaf.errors import ConfigError
 
 if TYPE_CHECKING:
     from fourleaf.serve.models import Loader
+    from fourleaf.serve.settings import Settings
 
 
 class Log(StrEnum):
@@ -34,54 +36,43 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def _option(name: str, text: str, **more: Any) -> Any:
+    """An option that the environment can set, too."""
+    return typer.Option(envvar=f"FOURLEAF_{name}", help=text, **more)
+
+
+Host = Annotated[str, _option("HOST", "Address to listen on; others than this machine's own want a key.")]
+Port = Annotated[int, _option("PORT", "0 picks a free one.", min=0, max=65535)]
+Models = Annotated[
+    list[str] | None, _option("MODEL", "Checkpoint folder, or NAME=FOLDER; several times for several models.")
+]
+Keys = Annotated[list[str] | None, _option("API_KEY", "Key that clients must send; several times for several keys.")]
+WithoutKey = Annotated[bool, _option("WITHOUT_KEY", "Serve whoever asks, on any host.")]
+MaxWaiting = Annotated[int, _option("MAX_WAITING", "Requests in line before the next is told to come back.")]
+MaxBody = Annotated[int, _option("MAX_BODY_BYTES", "Limit of a request's body.")]
+Timeout = Annotated[float | None, _option("TIMEOUT", "Seconds that a request may take.")]
+Drain = Annotated[float, _option("DRAIN_SECONDS", "How long running requests may go on at the end.")]
+Ping = Annotated[float, _option("PING_SECONDS", "Between comments that keep a stream open.")]
+Manage = Annotated[bool, _option("MANAGE", "Let clients load and unload the named models.")]
+LogWhat = Annotated[Log, _option("LOG", "none; requests: a JSON line each; debug: more than that.")]
+Config = Annotated[Path | None, _option("CONFIG", "TOML file of these settings.", callback=_read_config, is_eager=True)]
+
+
 def serve(
-    host: Annotated[
-        str,
-        typer.Option(envvar="FOURLEAF_HOST", help="Address to listen on; others than this machine's own want a key."),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="FOURLEAF_PORT", min=0, max=65535, help="0 picks a free one.")] = 8000,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="FOURLEAF_MODEL", help="Checkpoint folder, or NAME=FOLDER; several times for several models."
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model: Models = None,
     threads: Threads = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(envvar="FOURLEAF_API_KEY", help="Key that clients must send; several times for several keys."),
-    ] = None,
-    without_key: Annotated[
-        bool, typer.Option("--without-key", envvar="FOURLEAF_WITHOUT_KEY", help="Serve whoever asks, on any host.")
-    ] = False,
-    max_waiting: Annotated[
-        int, typer.Option(envvar="FOURLEAF_MAX_WAITING", help="Requests in line before the next is told to come back.")
-    ] = 64,
-    max_body_bytes: Annotated[
-        int, typer.Option(envvar="FOURLEAF_MAX_BODY_BYTES", help="Limit of a request's body.")
-    ] = 4 * 2**20,
-    timeout: Annotated[
-        float | None,
-        typer.Option(envvar="FOURLEAF_TIMEOUT", help="Seconds that a request may take."),
-    ] = None,
-    drain_seconds: Annotated[
-        float, typer.Option(envvar="FOURLEAF_DRAIN_SECONDS", help="How long running requests may go on at the end.")
-    ] = 10.0,
-    ping_seconds: Annotated[
-        float, typer.Option(envvar="FOURLEAF_PING_SECONDS", help="Between comments that keep a stream open.")
-    ] = 10.0,
-    manage: Annotated[
-        bool, typer.Option(envvar="FOURLEAF_MANAGE", help="Let clients load and unload the named models.")
-    ] = True,
-    log: Annotated[
-        Log, typer.Option(envvar="FOURLEAF_LOG", help="none; requests: a JSON line each; debug: more than that.")
-    ] = Log.requests,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="FOURLEAF_CONFIG", callback=_read_config, is_eager=True, help="TOML file of these settings."
-        ),
-    ] = None,
+    api_key: Keys = None,
+    without_key: WithoutKey = False,
+    max_waiting: MaxWaiting = 64,
+    max_body_bytes: MaxBody = 4 * 2**20,
+    timeout: Timeout = None,
+    drain_seconds: Drain = 10.0,
+    ping_seconds: Ping = 10.0,
+    manage: Manage = True,
+    log: LogWhat = Log.requests,
+    config: Config = None,
 ) -> None:
     """Serve models behind the APIs of OpenAI, Anthropic and System One.
 
@@ -89,14 +80,14 @@ def serve(
     """
     try:
         from fourleaf.serve import listener
-        from fourleaf.serve.app import create_app
-        from fourleaf.serve.models import Models
         from fourleaf.serve.settings import Settings
     except ModuleNotFoundError as error:
         raise ConfigError(f"`fourleaf serve` needs {error.name}: pip install 'fourleaf[serve]'") from None
 
+    keys = tuple(api_key or ())
     settings = Settings(
-        api_keys=tuple(api_key or ()),
+        api_keys=keys,
+        hosts=listener.names(host, keys),
         max_waiting=max_waiting,
         max_body_bytes=max_body_bytes,
         timeout=timeout,
@@ -105,23 +96,33 @@ def serve(
         can_manage=manage,
     )
     listener.check_host(host, settings.api_keys, is_open=without_key)
-    failures: list[Exception] = []
-    models = Models(_loaders(model or [], threads), max_waiting=max_waiting)
+    loaders = _loaders(model or [], threads)
     with listener.bind(host, port) as bound:
         listener.set_up_log(log)
-        bound.listen()
-        running = listener.Listener(create_app(models, settings=settings), settings.drain_seconds)
+        _run(loaders, settings, bound)
 
-        def failed(error: Exception) -> None:
-            if not models.served():  # nothing is left to serve
-                failures.append(error)
-                running.stop()
 
-        models.on_failure = failed
-        models.on_loaded = lambda name: print(
-            f"{name} is served on {listener.url(bound)}/v1 (Ctrl-C ends)", file=sys.stderr
-        )
-        running.run(sockets=[bound])
+def _run(loaders: dict[str, Loader], settings: Settings, bound: socket) -> None:
+    """Serves until told to stop. Raises what the models could not be loaded for, where none could."""
+    from fourleaf.serve import listener
+    from fourleaf.serve.app import create_app
+    from fourleaf.serve.models import Models
+
+    failures: list[Exception] = []
+    models = Models(loaders, max_waiting=settings.max_waiting)
+    bound.listen()  # from here on a connection waits for the server instead of being refused
+    running = listener.Listener(create_app(models, settings=settings), settings.drain_seconds)
+
+    def loaded(name: str) -> None:
+        print(f"{name} is served on {listener.url(bound)}/v1 (Ctrl-C ends)", file=sys.stderr)
+
+    def failed(error: Exception) -> None:
+        if not models.served():  # nothing is left to serve
+            failures.append(error)
+            running.stop()
+
+    models.on_loaded, models.on_failure = loaded, failed
+    running.run(sockets=[bound])
     if failures:
         raise failures[0]
 

@@ -249,6 +249,7 @@ def test_no_page_of_another_origin_may_read_answers(client):
         headers={"Origin": "https://example.com"},
     )
     assert not [name for name in response.headers if name.startswith("access-control")]
+    assert refused(response, 403)["code"] == "origin_refused"
     preflight = client.options(
         "/v1/chat/completions",
         headers={"Origin": "https://example.com", "Access-Control-Request-Method": "POST"},

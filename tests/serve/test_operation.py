@@ -247,6 +247,33 @@ def test_an_open_address_wants_a_key_or_a_word_that_it_is_meant():
             listener.check_host(host, ())
 
 
+def test_no_page_of_another_origin_drives_the_server(scripted):
+    """It could not read the answer; it could unload the model all the same."""
+    engine = scripted("Hi.")
+    with TestClient(create_app(engine), base_url="http://127.0.0.1:8000") as client:
+        for origin in ("https://example.com", "null", "http://127.0.0.1:9999"):
+            headers = {"Origin": origin, "Content-Type": "text/plain"}
+            refused = client.post("/v1/models/unload", content='{"model": "cabin"}', headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_refused")
+        assert statuses(client) == {"cabin": "loaded"}
+        own = client.post(
+            "/v1/chat/completions",
+            json={"model": "cabin", "messages": SAID},
+            headers={"Origin": "http://127.0.0.1:8000"},
+        )
+        assert own.status_code == 200
+
+
+def test_a_server_without_a_key_answers_to_its_own_names_alone(scripted):
+    """A page whose name was pointed to 127.0.0.1 is of the same origin as the server."""
+    assert listener.names("127.0.0.1", ()) == listener.LOOPBACK_NAMES
+    assert listener.names("127.0.0.1", ("key",)) == listener.names("0.0.0.0", ()) == ()
+    with TestClient(create_app(scripted("Hi."), hosts=listener.LOOPBACK_NAMES)) as client:
+        body = {"model": "cabin", "messages": SAID}
+        for host, status in (("evil.example:8000", 403), ("localhost:8000", 200), ("[::1]:8000", 200)):
+            assert client.post("/v1/chat/completions", json=body, headers={"Host": host}).status_code == status
+
+
 def test_headers_have_a_limit(serve, scripted):
     url = serve(scripted("Hi."))
     try:

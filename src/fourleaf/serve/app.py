@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,12 +12,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from fourleaf.engine.request import Decoder
-from fourleaf.serve import capabilities
+from fourleaf.serve import capabilities, door
 from fourleaf.serve.body import read_document, refuse, shown
 from fourleaf.serve.chat import chat_completions
 from fourleaf.serve.completions import completions
 from fourleaf.serve.events import chat_events
-from fourleaf.serve.faults import KeyRefusedError, error_response, install
+from fourleaf.serve.faults import error_response, install
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
 from fourleaf.serve.page import page_router
@@ -75,7 +74,7 @@ def create_app(
     about = _About(server)
     for path in ("/health", "/v1/health"):
         app.add_api_route(path, about.health, methods=["GET"])
-    keyed = APIRouter(dependencies=[Depends(_key_check(settings.api_keys))])
+    keyed = APIRouter(dependencies=[Depends(door.check_of(settings))])
     keyed.add_api_route("/metrics", about.metrics, methods=["GET"])
     api = APIRouter(prefix="/v1")
     api.add_api_route("/models", about.models, methods=["GET"])
@@ -102,24 +101,6 @@ def _bound(endpoint: Any, server: Server) -> Any:
             return error_response(error, request.url.path)
 
     return route
-
-
-def _key_check(keys: tuple[str, ...]) -> Any:
-    def check(request: Request) -> None:
-        """Bearer is OpenAI's way, x-api-key Anthropic's."""
-        if not keys:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            given = request.headers.get("x-api-key", "")
-        # Every key is compared, so that the time taken does not tell which one was nearly right.
-        if sum(hmac.compare_digest(given.encode(), key.encode()) for key in keys) == 0:
-            raise KeyRefusedError(
-                "This server wants its API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-                code="invalid_api_key",
-            )
-
-    return check
 
 
 class _About:

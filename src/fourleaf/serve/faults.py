@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from fourleaf.decide.questions import InvalidDecisionError
 from fourleaf.errors import ContextLengthError, ModelNotFoundError, RequestError
+from fourleaf.serve.door import KeyRefusedError, OriginRefusedError
 from fourleaf.serve.models import NotReadyError
 from fourleaf.serve.server import BodyTooLargeError
 from fourleaf.serve.worker import BusyError, RequestTimeoutError
@@ -28,10 +29,6 @@ ANTHROPIC_PATH = "/v1/messages"
 SYSTEMONE_PATH = "/v1/systemone"
 
 
-class KeyRefusedError(RequestError):
-    """The request lacks the server's API key."""
-
-
 class UnsupportedMediaError(RequestError):
     """A body of a kind that is not read here."""
 
@@ -39,6 +36,7 @@ class UnsupportedMediaError(RequestError):
 # The first class that fits gives status and type.
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (KeyRefusedError, 401, "invalid_request_error"),
+    (OriginRefusedError, 403, "permission_error"),
     (ModelNotFoundError, 404, "invalid_request_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
     (UnsupportedMediaError, 415, "invalid_request_error"),

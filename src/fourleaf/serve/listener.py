@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fourleaf.errors import ConfigError
 
 MAX_HEADER_BYTES = 64 * 2**10
-LOGS = ("none", "requests", "debug")
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def check_host(host: str, api_keys: Sequence[str], *, is_open: bool = False) -> None:
@@ -35,6 +35,11 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, which may resolve to anything
         return False
+
+
+def names(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
+    """What a server may be called (`Settings.hosts`): one on loopback that needs no key, by loopback's names alone."""
+    return LOOPBACK_NAMES if not api_keys and _is_loopback(host) else ()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -21,6 +21,7 @@ class Settings:
     timeout          seconds that a request may take, waiting included; None: any number
     drain_seconds    how long running requests may go on when the server is told to stop, or a model is unloaded
     ping_seconds     between the comment lines that keep a stream open while nothing is committed
+    hosts            names that a client may call the server by; empty: any
     can_manage       whether /v1/models/load and /unload are there
     """
 
@@ -30,6 +31,7 @@ class Settings:
     timeout: float | None = None
     drain_seconds: float = 10.0
     ping_seconds: float = 10.0
+    hosts: tuple[str, ...] = ()
     can_manage: bool = True
 
     def __post_init__(self) -> None:
