@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from fourleaf.diffusion.constraint import GapMatcher, first_unreachable, take, take_forced
 from fourleaf.errors import ConfigError, RequestError
 from fourleaf.text import grammar as grammar_module
 from fourleaf.text.constraint import Constraint, Tool, Tools
@@ -285,3 +286,49 @@ def test_bug_57_a_token_out_of_order_is_our_fault_and_said_at_once(tokenizer):
     with pytest.raises(AssertionError, match="not legal"):
         matcher.advance(tokenizer.encode("]")[0])
     assert matcher.allowed().any()  # and it has broken nothing
+
+
+def test_the_cabins_answers_are_taken_as_they_are_trained_and_most_of_their_tokens_are_forced(tokenizer, corpus, tools):
+    functions = [tool["function"] for tool in tools]
+    offered = tuple(Tool(function["name"], json.dumps(function["parameters"])) for function in functions)
+    grammar = compile_constraint(Constraint("tools", Tools(offered)), tokenizer)
+    num_tokens = num_forced = 0
+    for answer in random.Random(0).sample(corpus[1::2], 150):
+        ids, row, matcher = [*tokenizer.encode_markup(answer), tokenizer.end_id], 0, grammar.matcher()
+        while row < len(ids):
+            forced = take_forced(matcher, len(ids))
+            assert ids[row : row + len(forced)] == forced, answer
+            row += len(forced)
+            num_forced += len(forced)
+            if row < len(ids):
+                assert matcher.allowed()[ids[row]], answer
+                matcher.advance(ids[row])
+                row += 1
+        assert matcher.ended
+        num_tokens += len(ids)
+    assert num_forced > 0.5 * num_tokens
+
+
+def test_a_gap_in_a_call_is_led_to_the_pinned_text_behind_it(tokenizer):
+    constraint = Constraint("tools", Tools((WINDOW, SAY), "required", parallel=False))
+    before = tokenizer.encode_markup('<tool_call>{"name": "set_window", "arguments": {"window": "')
+    pins = tokenizer.encode_markup('", "position": 7}}</tool_call>')
+    for seed in range(10):
+        rng, matcher, gap_end = random.Random(seed), compile_constraint(constraint, tokenizer).matcher(), 2
+        for token in before:
+            matcher.advance(token)
+        gap, filling = GapMatcher(matcher, pins, 6, gap_end, tokenizer.end_id), []
+        while not filling or filling[-1] != gap_end:
+            legal = np.flatnonzero(gap.allowed()).tolist()
+            filling.append(take(gap, rng.choice(legal), 7 - len(filling), gap_end))
+        assert tokenizer.decode(filling[:-1]) in ("driver", "all")
+        for token in [*pins, tokenizer.end_id]:
+            matcher.advance(token)
+
+
+def test_a_template_with_pins_out_of_reach_is_found_before_generation(tokenizer):
+    matcher = compile_constraint(Constraint("tools", Tools((WINDOW,), "required")), tokenizer).matcher()
+    start = tokenizer.encode_markup('<tool_call>{"name": "set_window", "arguments": {"window": "')
+    assert first_unreachable(matcher, [start, 6, tokenizer.encode('", "position": '), 4]) is None
+    assert first_unreachable(matcher, [start, 6, tokenizer.encode('", "speed": '), 4]) == 2
+    assert first_unreachable(matcher, [tokenizer.encode("no call"), 4]) == 0
