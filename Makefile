@@ -36,8 +36,10 @@ eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
 bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other and against transformers
 	$(BIN)/fourleaf bench $(ARGS)
 
-soak: $(VENV)/.installed-all  ## Constrained answers by the thousand: schemas, expressions, modes, temperatures (an hour)
+soak: $(VENV)/.installed-all  ## Constrained answers and mixed requests by the thousand (hours; ARGS="--share 0.1")
 	$(BIN)/python scripts/soak_grammar.py $(ARGS)
+	$(BIN)/python scripts/soak_engine.py --report docs/runs/soak-engine.jsonl $(ARGS)
+	$(BIN)/python scripts/soak_engine.py --checkpoint bundled --report docs/runs/soak-engine.jsonl $(ARGS)
 
 test: check  ## Everything that CI runs: lint, types, imports, tests
 	$(BIN)/python -m pytest --durations=10 $(ARGS)
