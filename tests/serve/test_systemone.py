@@ -261,3 +261,11 @@ def test_temperatures_of_the_checkpoint_are_used(engine, tmp_path):
     warm.folder = tmp_path
     plain, calibrated = (Decider.of(one).decide(parse_request(BODY)).answers[0].p for one in (engine, warm))
     assert 0.5 < calibrated.max() < plain.max()
+
+
+def test_capabilities_say_what_decisions_can_be(url, serve, scripted):
+    found = httpx2.get(f"{url}/v1/capabilities?model=tiny", headers={"authorization": f"Bearer {KEY}"}).json()
+    assert found["decisions"]["joint"] is True
+    assert found["decisions"]["max_joint_questions"] == 8
+    bare = httpx2.get(f"{serve(scripted('Hi.'))}/v1/capabilities?model=cabin").json()
+    assert bare["decisions"] is None

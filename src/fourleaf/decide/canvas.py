@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fourleaf.decide.labels import Letters
 from fourleaf.decide.sheet import Sheet, Slot
+from fourleaf.errors import NumericError
 from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
@@ -53,12 +54,13 @@ class Reader:
         self.model, self.letters, self.mask_id = model, letters, mask_id
         self.cost = Cost()
         self._check = check or (lambda: None)
-        self._ids = torch.tensor(letters.ids)
+        self._device = model.lm_head.weight.device
+        self._ids = torch.tensor(letters.ids, device=self._device)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> State:
         """A state behind these tokens, which may be none."""
-        state = State.empty(self.model.config, 1, self.model.lm_head.weight.dtype)
+        state = State.empty(self.model.config, 1, self.model.lm_head.weight.dtype, self._device)
         if ids:
             self._forward(state, list(ids), [], [])
         return state
@@ -121,7 +123,9 @@ class Reader:
         if self.mask_id is not None:
             wide[self.mask_id] = float("-inf")
         log_p = torch.log_softmax(wide, -1).index_select(0, self._ids).to(torch.float64)
-        return log_p.numpy(), float(log_p.exp().sum())
+        if log_p.isnan().any():
+            raise NumericError("a forward gave logits that are no numbers; check the weights")
+        return log_p.cpu().numpy(), float(log_p.exp().sum())
 
     def _forward(
         self,
@@ -138,10 +142,10 @@ class Reader:
             tokens += [mask if hidden else token for token, hidden in zip(canvas, masked, strict=True)]
         lengths = [len(canvas) for canvas, _ in canvases]
         work = Work(
-            torch.tensor(tokens),
-            Segments([len(causal)]),
+            torch.tensor(tokens, device=self._device),
+            Segments([len(causal)], self._device),
             [start],
-            Segments(lengths) if lengths else None,
+            Segments(lengths, self._device) if lengths else None,
             [0] * len(lengths) if lengths else None,
             [start + len(causal)] * len(lengths) if lengths else None,
         )

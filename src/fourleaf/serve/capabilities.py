@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from fourleaf.decide.questions import MAX_JOINT, MAX_LEVELS, MAX_OPTIONS, MAX_ROTATIONS
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import MODES, POLICIES, Decoder, GenerateParams
 from fourleaf.errors import RequestError
@@ -119,6 +120,15 @@ class Wishes:
             )
 
 
+def _decisions(engine: Decoder) -> dict[str, Any] | None:
+    """What `/v1/systemone` can do with the model; None where the engine has none of its own."""
+    config = getattr(getattr(engine, "model", None), "config", None)
+    if config is None:
+        return None
+    limits = {"max_options": MAX_OPTIONS, "max_levels": MAX_LEVELS, "max_joint_questions": MAX_JOINT}
+    return {"joint": bool(config.is_block_diffusion), **limits, "max_rotations": MAX_ROTATIONS}
+
+
 def document(engine: Decoder, fixed_tools: bool) -> Mapping[str, Any]:
     """For `GET /v1/capabilities`: what this model and engine honour."""
     able = abilities(engine)
@@ -136,4 +146,5 @@ def document(engine: Decoder, fixed_tools: bool) -> Mapping[str, Any]:
         "tool_markup": engine.chat.markup.syntax,
         "reasoning": engine.chat.thinks,
         "infill": False,
+        "decisions": _decisions(engine),
     }
