@@ -73,17 +73,17 @@ def test_new_tensors_start_where_the_layer_says(shapes):
     new = new_tensors(shapes)
     assert new["conv_right_weight"].shape == (2 * 8 + 2 * 8, 3), "channels of q, k and v; taps to the right"
     assert not new["conv_right_weight"].any()
-    assert new["bd_softmax_logit_scale"].tolist() == [1.0, 1.0]
-    assert new["bd_softmax_history_bias"].tolist() == pytest.approx([math.log(8)] * 2)
-    assert new["bd_softmax_history_c"].tolist() == [1.0, 1.0]
+    assert new["bd_softmax_logit_scale"].tolist() == [8.0, 8.0]
+    assert new["bd_softmax_history_bias"].tolist() == [8.0, 8.0]
+    assert new["bd_softmax_history_c"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_at_the_start_history_and_block_share_a_row_half_and_half(rows, shapes):
-    """By the formula of the history slot, for rows that all look alike: e^(b + c ln(n/N)) = n."""
+def test_at_the_start_history_weighs_as_one_row_that_matches_exactly(rows, shapes):
+    """By the formula of the history slot, e^(b + c ln(n/N)), however many rows the canvas has: cosine 1 gives e^a."""
     new = new_tensors(shapes)
     slot = new["bd_softmax_history_bias"] + new["bd_softmax_history_c"] * math.log(rows / 8)
-    assert slot.exp().tolist() == pytest.approx([rows, rows])
+    assert torch.equal(slot, new["bd_softmax_logit_scale"] * 1.0)
 
 
 def test_what_denoises_already_is_refused(shapes):

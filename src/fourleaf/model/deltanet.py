@@ -23,6 +23,7 @@ from fourleaf.model.state import Held, Recurrent, fresh_recurrent
 from fourleaf.model.work import Run, Work
 
 _L2_EPS = 1e-6
+START_SCALE = 8.0
 
 
 class DeltaNet(nn.Module):
@@ -183,21 +184,19 @@ def _gates_start(heads: int) -> tuple[Tensor, Tensor]:
 
 
 def block_softmax_start(config: ModelConfig) -> dict[str, Tensor]:
-    """Clover's four tensors by name, at the documented start.
+    """Clover's four tensors by name, at the documented start (decision 015 has the measurements).
 
-    Right taps zero: a canvas starts from the convolution that the AR trunk already knows. Scale 1: cosines lie within
-    -1..1, so no row of the block outweighs another by more than e^2, and masked rows, which all look alike at first,
-    cannot crowd out the history. Bias ln(block_size): the history slot then holds about half of each row's share, so a
-    canvas reads what the AR trunk would have read. Slope 1: and keeps doing so when the canvas is shorter, since the
-    block's part of the sum grows with its rows.
+    Right taps zero: a canvas starts from the convolution that the AR trunk already knows. Scale 8: a row weighs the
+    rows of its block by how well they match, as the delta rule of the trunk does. Bias the same: the history slot
+    weighs as much as one row that matches exactly. Slope 0: however many rows there are, since in the trunk, too, what
+    the state gives does not shrink when rows are added to it.
     """
-    assert config.block_size is not None
     heads = config.linear_num_value_heads
     return {
         "conv_right_weight": torch.zeros(config.conv_dim, config.linear_conv_kernel_dim - 1),
-        "bd_softmax_logit_scale": torch.ones(heads),
-        "bd_softmax_history_bias": torch.full((heads,), math.log(config.block_size)),
-        "bd_softmax_history_c": torch.ones(heads),
+        "bd_softmax_logit_scale": torch.full((heads,), START_SCALE),
+        "bd_softmax_history_bias": torch.full((heads,), START_SCALE),
+        "bd_softmax_history_c": torch.zeros(heads),
     }
 
 
