@@ -48,7 +48,8 @@ def random_answer(tokenizer, constraint, seed, limit=400):
         tokens.append(rng.choice(legal))
         matcher.advance(tokens[-1])
         if len(tokens) > limit and not matcher.ended:
-            tokens += matcher.ending(10_000)
+            tokens += matcher.ending(10_000) or []
+            assert tokens[-1] == tokenizer.end_id
             break
     return tokens[:-1]
 

@@ -60,7 +60,7 @@ def test_every_call_that_the_grammar_lets_through_is_read_as_arguments_that_fit(
         rng, matcher, tokens = random.Random(seed), compile_constraint(constraint, tokenizer).matcher(), []
         while not matcher.ended:
             if rng.random() < 0.04:  # let the value at hand come to its end
-                tokens += (ending := matcher.ending(1000))
+                tokens += (ending := matcher.ending(1000) or [])
                 for token in ending:
                     matcher.advance(token)
                 break

@@ -14,6 +14,8 @@ SHARE, MAX_TOKENS = 0.01, 96
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location("soak_grammar", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["soak_grammar"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

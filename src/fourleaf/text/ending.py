@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -112,7 +113,7 @@ def takes(position: Position, tokens: Sequence[int]) -> bool:
 def _closest(allowed: NDArray[np.bool_], tokenizer: Tokenizer) -> int:
     """The allowed token that closes most; -1 where there is none."""
     tokens = np.flatnonzero(allowed[: tokenizer.vocab_size])
-    rank = _ranks(tokenizer)[tokens]
+    rank = _steps(tokenizer).ranks[tokens]
     return int(tokens[rank.argmin()]) if len(tokens) else -1
 
 
@@ -130,15 +131,32 @@ def _rank(word: bytes, is_control: bool) -> int:
     return 10 + len(word) if word.isalnum() else 30 + len(word)
 
 
-_bytes: weakref.WeakKeyDictionary[Tokenizer, dict[bytes, int]] = weakref.WeakKeyDictionary()
-_ranked: weakref.WeakKeyDictionary[Tokenizer, NDArray[np.int64]] = weakref.WeakKeyDictionary()
+@dataclass(frozen=True)
+class _Steps:
+    """What searches know of a vocabulary: ranks [Y]; ids of control tokens and single ASCII bytes, and of the other
+    single bytes; the token of each byte."""
+
+    ranks: NDArray[np.int64]
+    ascii: NDArray[np.int64]
+    others: NDArray[np.int64]
+    by_byte: dict[bytes, int]
 
 
-def _ranks(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    if tokenizer not in _ranked:
-        ranks = [_rank(tokenizer.token_bytes(i), i in tokenizer.special_ids) for i in range(tokenizer.vocab_size)]
-        _ranked[tokenizer] = np.array(ranks)
-    return _ranked[tokenizer]
+_known: weakref.WeakKeyDictionary[Tokenizer, _Steps] = weakref.WeakKeyDictionary()
+
+
+def _steps(tokenizer: Tokenizer) -> _Steps:
+    if tokenizer not in _known:
+        words = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        controls = tokenizer.special_ids
+        single = {word: i for i, word in enumerate(words) if len(word) == 1 and i not in controls}
+        _known[tokenizer] = _Steps(
+            np.array([_rank(word, i in controls) for i, word in enumerate(words)], dtype=np.int64),
+            np.array([*sorted(controls), *(i for word, i in single.items() if word[0] < 128)], dtype=np.int64),
+            np.array([i for word, i in single.items() if word[0] >= 128], dtype=np.int64),
+            single,
+        )
+    return _known[tokenizer]
 
 
 def _search(
@@ -176,23 +194,18 @@ def _runs(position: Position, tokenizer: Tokenizer, is_whole: bool) -> list[list
     """The ways on from here: the forced tokens, or each control token and each single byte that may come next."""
     if forced := position.forced():
         return [forced if is_whole else [_first_byte(forced[0], tokenizer)]]
-    tokens = np.flatnonzero(position.allowed()[: tokenizer.vocab_size]).tolist()
-    single = [[t] for t in tokens if t in tokenizer.special_ids or len(tokenizer.token_bytes(t)) == 1]
-    ascii_alone = [[t] for [t] in single if t in tokenizer.special_ids or tokenizer.token_bytes(t)[0] < 128]
-    return ascii_alone or single or [[t] for t in tokens[:8]]
+    allowed = position.allowed()
+    steps = _steps(tokenizer)
+    plain, others = (ids[allowed[ids]].tolist() for ids in (steps.ascii, steps.others))
+    tokens = plain or others or np.flatnonzero(allowed)[:8].tolist()
+    return [[token] for token in tokens]
 
 
 def _first_byte(token: int, tokenizer: Tokenizer) -> int:
     """The token of the first byte alone: a goal may begin in the middle of what is forced."""
     if token in tokenizer.special_ids:
         return token
-    if tokenizer not in _bytes:
-        _bytes[tokenizer] = {
-            word: i
-            for i in reversed(range(tokenizer.vocab_size))
-            if i not in tokenizer.special_ids and len(word := tokenizer.token_bytes(i)) == 1
-        }
-    return _bytes[tokenizer].get(tokenizer.token_bytes(token)[:1], token)
+    return _steps(tokenizer).by_byte.get(tokenizer.token_bytes(token)[:1], token)
 
 
 def _divided_again(position: Position, tokenizer: Tokenizer, tokens: list[int], goal: list[int]) -> list[int]:
