@@ -333,3 +333,15 @@ def test_a_template_with_pins_out_of_reach_is_found_before_generation(tokenizer)
     assert first_unreachable(matcher, [start, 6, tokenizer.encode('", "position": '), 4]) is None
     assert first_unreachable(matcher, [start, 6, tokenizer.encode('", "speed": '), 4]) == 2
     assert first_unreachable(matcher, [tokenizer.encode("no call"), 4]) == 0
+
+
+def test_ids_without_text_and_other_end_tokens_of_foreign_vocabularies_are_fine(tokenizer):
+    far = tokenizer.vocab_size + 40
+    foreign = Tokenizer(tokenizer._inner, {"<|im_end|>": far, "<tool_call>": far - 1}, end="<|im_end|>")
+    matcher = compile_constraint(Constraint("choices", ("yes", "no")), foreign, far + 25).matcher()
+    for token in foreign.encode("yes"):
+        assert set(np.flatnonzero(matcher.allowed())) <= set(range(tokenizer.vocab_size)) | {far}
+        matcher.advance(token)
+    assert np.flatnonzero(matcher.allowed()).tolist() == [far]
+    assert matcher.forced() == [far]
+    assert matcher.ending(1) == [far]
