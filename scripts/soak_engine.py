@@ -114,14 +114,17 @@ def drawn(rng: random.Random, engine: Engine, has_grammar: bool) -> tuple[list[i
     }
     for name, value in (
         ("top_p", 0.8), ("top_k", 5), ("min_p", 0.1), ("presence_penalty", 0.7), ("frequency_penalty", 0.4),
-        ("repetition_penalty", 1.3), ("logit_bias", ((last, 2.0), (first, -3.0))), ("logprobs", 2),
+        ("repetition_penalty", 1.3), ("logprobs", 2),
         ("stop", ("a", "e ")), ("stop_token_ids", (first + 5,)), ("lossless", fields["mode"] in ("ar", "auto")),
     ):  # fmt: skip
         if rng.random() < 0.15:
             fields[name] = value
+    if rng.random() < 0.4:  # an answer that hardly ends before its limit
+        fields["logit_bias"] = ((engine.end_id, -100.0), (last, 2.0), (first, -3.0))
     if has_grammar and rng.random() < 1 / 6:
         fields["constraint"] = rng.choice(CONSTRAINTS)
         fields["max_tokens"] = max(40, fields["max_tokens"])
+        fields.pop("logit_bias", None)
     return prompt, GenerateParams(**fields)
 
 
@@ -175,7 +178,7 @@ class Report:
 def soak(engine: Engine, num: int, seed: int, report: Report, has_grammar: bool, num_pages: int | None = None) -> None:
     """Runs `num` requests through one core, then each alone."""
     rng = random.Random(seed)
-    core = Core(engine.model, Limits(max_rows=128, num_pages=num_pages, max_running=16), checks=True)
+    core = Core(engine.model, Limits(max_rows=128, num_pages=num_pages, max_running=6), checks=True)
     engine.core = core  # `auto` asks how many requests there are
     answers: list[Answer] = []
     running: list[Answer] = []

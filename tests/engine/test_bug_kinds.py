@@ -231,3 +231,17 @@ def test_frames_of_a_draft_count_their_passes_from_0(random_engine, endless):
     assert {frame.pass_index for frame in frames} == {0}
     assert [frame.block_index for frame in frames] == list(range(len(frames)))
     assert all(not frame.masked[0] for frame in frames)
+
+
+@EVERY_MODE
+def test_a_stop_across_the_edge_of_a_block_ends_the_answer(random_engine, mode, endless):
+    letters = tuple((random_engine.tokenizer.encode(letter)[0], 100.0) for letter in "abcdefghijklmnopqrstuvwx")
+    params = replace(endless, mode=mode, frequency_penalty=2.0, presence_penalty=2.0, logit_bias=letters)
+    text = random_engine.tokenizer.decode(tokens_of(answer(random_engine, TEXT[:9], params)))
+    stops = [text[edge - 2 : edge + 2] for edge in (8, 16) if text.index(text[edge - 2 : edge + 2]) == edge - 2]
+    assert stops, "the case must have a stop at an edge"
+    for stop in stops:
+        deltas = answer(random_engine, TEXT[:9], replace(params, stop=("never", stop)))
+        said = random_engine.tokenizer.decode(tokens_of(deltas))
+        assert said == text[: text.index(stop) + len(stop)]
+        assert (deltas[-1].finish_reason, deltas[-1].usage.completion_tokens) == ("stop", len(said))

@@ -10,7 +10,7 @@ import torch
 from fourleaf.engine.core import Core, Limits
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
-from fourleaf.errors import NumericError
+from fourleaf.errors import NumericError, RequestError
 
 PROMPT = [20 + i % 50 for i in range(40)]
 LONG = GenerateParams(mode="ar", max_tokens=60, logit_bias=((1, 0.0),))
@@ -262,3 +262,12 @@ def test_a_watcher_that_raises_ends_the_request_that_it_watches(engine):
     run(core)
     assert isinstance(bad[-1], KeyError)
     assert good[-1].finish_reason is not None
+
+
+def test_where_one_of_many_prompts_is_refused_none_is_in_line(engine):
+    for wrong in ([], [1, engine.model.config.vocab_size], [-1]):
+        with pytest.raises(RequestError):
+            engine.generate_many([PROMPT, PROMPT, wrong], LONG)
+    tokens_of(engine.generate(PROMPT, LONG))
+    assert engine.core.is_idle
+    assert engine.core.cache.tree.counters.num_lookups == 1

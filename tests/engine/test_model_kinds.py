@@ -116,3 +116,8 @@ def test_kind_66_an_ar_model_answers_in_ar_and_says_why_in_no_other_mode(byte_to
 def test_kind_15_a_cache_without_room_for_one_request_of_full_length_is_refused(byte_tokenizer):
     with pytest.raises(AssertionError, match="3 pages hold no request of full length, 4"):
         Core(made(byte_tokenizer).model, Limits(num_pages=3))
+
+
+def test_a_model_without_attention_runs_as_many_requests_as_any(byte_tokenizer):
+    core = Core(made(byte_tokenizer, **KINDS["no attention"]).model)
+    assert core.cache.num_pages * PAGE_SIZE >= core.limits.max_running * CONTEXT

@@ -13,6 +13,7 @@ import torch
 from fourleaf.engine.memory import Memory
 from fourleaf.engine.pages import PAGE_SIZE, OutOfPages, Pages, Snapshots
 from fourleaf.engine.prefix import Node, PrefixTree, snapshot_ends, snapshot_grid
+from fourleaf.engine.scheduler import MAX_RUNNING
 from fourleaf.engine.sequence import Sequence
 from fourleaf.model.config import ModelConfig
 
@@ -47,7 +48,8 @@ class Cache:
         page_bytes, state_bytes = Memory.page_bytes(config, dtype), Memory.state_bytes(config, dtype)
         longest = -(-config.max_position_embeddings // PAGE_SIZE)
         pages_bytes = int(cache_bytes * (1 - SNAPSHOT_SHARE))
-        affordable = pages_bytes // page_bytes if page_bytes else longest
+        # Pages of a model without attention take no memory: there are enough for all.
+        affordable = pages_bytes // page_bytes if page_bytes else longest * MAX_RUNNING
         self.num_pages = num_pages or max(longest, affordable)
         assert self.num_pages >= longest, f"{self.num_pages} pages hold no request of full length, {longest}"
         self.memory = Memory(config, dtype, self.num_pages, device)

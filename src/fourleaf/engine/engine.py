@@ -121,8 +121,9 @@ class Engine:
 
     def generate_many(self, prompts: list[list[int]], params: GenerateParams) -> list[tuple[list[int], Delta]]:
         """Answers to many prompts whose forwards are shared: (tokens, last delta) of each, in order."""
+        admitted = [self.admit(ids, params) for ids in prompts]  # all of them, before any is in line
         waiting = [SimpleQueue[Delta | BaseException]() for _ in prompts]
-        tickets = [self.submit(self.admit(ids, params), queue.put) for ids, queue in zip(prompts, waiting, strict=True)]
+        tickets = [self.submit(sequence, queue.put) for sequence, queue in zip(admitted, waiting, strict=True)]
         answers: list[tuple[list[int], Delta]] = []
         try:
             for queue in waiting:
@@ -233,7 +234,8 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread behind the forward under way. Requests stay where they are: `generate` goes on by itself."""
+        """Ends the thread behind the forward under way. Requests stay where they are: `generate` goes on by itself,
+        `stream` when there is a thread again."""
         thread, self._thread = self._thread, None
         self._wake.set()
         if thread is not None:
