@@ -278,7 +278,9 @@ def _is_near(engine: Engine, one: Answer, other: Answer) -> bool:
     if place is None:
         return one.tokens == other.tokens  # usage alone: proposals near the threshold
     ids = [*one.prompt, *one.tokens[:place]]
-    top = score(engine.model, ids, 2, engine.mask_id)[-1].top
+    behind = score(engine.model, ids, 2, engine.mask_id)[-1]
+    assert behind is not None
+    top = behind.top
     return top[0][1] - top[1][1] < MARGIN
 
 

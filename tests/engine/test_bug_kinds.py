@@ -8,7 +8,7 @@ import torch
 
 from fourleaf.engine.core import Core, Limits
 from fourleaf.engine.engine import Engine
-from fourleaf.engine.request import POLICIES, Delta, GenerateParams
+from fourleaf.engine.request import POLICIES, Delta, GenerateParams, Usage
 from fourleaf.engine.score import score
 from fourleaf.text.constraint import Constraint
 
@@ -35,6 +35,12 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.tokens]
 
 
+def usage_of(deltas: list[Delta]) -> Usage:
+    found = deltas[-1].usage
+    assert found is not None
+    return found
+
+
 def logprobs_of(deltas: list[Delta]) -> list[float]:
     return [entry.logprob for delta in deltas for entry in delta.logprobs or ()]
 
@@ -50,7 +56,7 @@ def test_bug_kinds_2_and_5_a_prompt_of_masks_alone_is_text_as_any_other(random_e
     """No phase is told by ids: the prompt runs as causal rows, all of it, and nothing of it comes out."""
     prompt, params = [random_engine.mask_id] * 40, GenerateParams(mode=mode, max_tokens=12, threshold=0.3)
     deltas, core = run(random_engine, [(prompt, params), (TEXT[:40], params)])
-    assert deltas[0][-1].usage.prompt_tokens == 40
+    assert usage_of(deltas[0]).prompt_tokens == 40
     assert random_engine.mask_id not in tokens_of(deltas[0])
     assert tokens_of(deltas[1]) == tokens_of(answer(random_engine, TEXT[:40], params))
     assert core.is_idle
@@ -64,7 +70,7 @@ def test_bug_kinds_8_and_9_a_prefill_in_chunks_says_what_one_in_a_piece_says(ran
     pieces = answer(random_engine, TEXT[:length], params, max_rows=64)
     whole = answer(random_engine, TEXT[:length], params)
     assert tokens_of(pieces) == tokens_of(whole)
-    assert pieces[-1].usage == whole[-1].usage
+    assert usage_of(pieces) == usage_of(whole)
 
 
 def test_bug_kind_10_a_prompt_of_many_blocks_is_one_forward(random_engine, endless):
@@ -92,8 +98,8 @@ def test_bug_kinds_4_and_21_usage_after_preemptions_is_that_of_an_undisturbed_ru
     heard, core = run(random_engine, requests, num_pages=10)
     assert core.scheduler.num_preempted, "the case must exercise preemption"
     for request, deltas in zip(requests, heard, strict=True):
-        assert deltas[-1].usage == answer(random_engine, *request)[-1].usage
-        assert deltas[-1].usage.completion_tokens == 60
+        assert usage_of(deltas) == usage_of(answer(random_engine, *request))
+        assert usage_of(deltas).completion_tokens == 60
 
 
 @EVERY_MODE
@@ -135,7 +141,7 @@ def test_bug_kind_33_no_forward_has_more_rows_than_the_limit_and_a_block(random_
 def test_bug_kind_34_what_is_final_is_sent_before_its_block_is_done(random_engine, endless):
     deltas = answer(random_engine, TEXT[:9], replace(endless, threshold=1.0))
     assert [len(delta.tokens) for delta in deltas] == [1] * 24
-    assert deltas[-1].usage.blocks == 3
+    assert usage_of(deltas).blocks == 3
 
 
 @EVERY_MODE
@@ -218,7 +224,7 @@ def test_bug_kinds_53_and_64_every_policy_works_as_it_comes_and_an_answer_has_ma
     deltas = answer(
         random_engine, TEXT[:9], GenerateParams(policy=policy, logit_bias=endless.logit_bias, max_tokens=50)
     )
-    assert (len(tokens_of(deltas)), deltas[-1].usage.blocks) == (50, 7)
+    assert (len(tokens_of(deltas)), usage_of(deltas).blocks) == (50, 7)
 
 
 def test_frames_of_a_draft_count_their_passes_from_0(random_engine, endless):
@@ -244,4 +250,4 @@ def test_a_stop_across_the_edge_of_a_block_ends_the_answer(random_engine, mode, 
         deltas = answer(random_engine, TEXT[:9], replace(params, stop=("never", stop)))
         said = random_engine.tokenizer.decode(tokens_of(deltas))
         assert said == text[: text.index(stop) + len(stop)]
-        assert (deltas[-1].finish_reason, deltas[-1].usage.completion_tokens) == ("stop", len(said))
+        assert (deltas[-1].finish_reason, usage_of(deltas).completion_tokens) == ("stop", len(said))

@@ -194,7 +194,7 @@ def test_kind_20_cancels_and_stops_and_starts_from_many_threads_lose_nothing(eng
                 deltas = engine.generate([*PROMPT, number, turn], endless if turn % 2 else LONG)
                 for _ in range((number + turn) % 4):
                     next(deltas)
-                deltas.close()  # pyrefly: ignore[missing-attribute]
+                deltas.close()
                 ticket = engine.submit(engine.admit(PROMPT, LONG), lambda delta: None)
                 engine.cancel(ticket)
                 engine.cancel(ticket)
@@ -225,7 +225,7 @@ def test_kind_12_a_stream_whose_client_leaves_is_cancelled_within_a_pass(engine,
     async def leave() -> int:
         stream = engine.stream(PROMPT, endless)
         await anext(stream)
-        await stream.aclose()  # pyrefly: ignore[missing-attribute]
+        await stream.aclose()
         before = engine.core.num_forwards
         while engine.core.num_requests:
             await asyncio.sleep(0.005)

@@ -25,7 +25,7 @@ def long_engine(random_engine) -> Engine:
 
 def run(engine: Engine, core: Core, prompt: list[int], params: GenerateParams) -> tuple[list[int], int, int]:
     """(tokens, rows of the prefill, tokens of the prompt that were cached)."""
-    deltas = []
+    deltas: list = []
     sequence = engine.admit(prompt, params)
     core.submit(sequence, deltas.append)
     rows = 0

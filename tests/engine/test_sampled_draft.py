@@ -50,7 +50,7 @@ def next_p(engine: Engine, params: GenerateParams, answer: tuple[int, ...]) -> d
 
 
 def exact(engine: Engine, params: GenerateParams) -> dict[tuple[int, ...], float]:
-    found = {(): 1.0}
+    found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
         found = {
             (*answer, token): so_far * p
