@@ -72,6 +72,9 @@ def test_choices_are_the_only_answers(tokenizer):
         ("a\nb", ["a\nb"], ["anb"]),
         (r"[\d/]\d[]\d]", ["/15", "12]"], ["a12", "1/2"]),
         (r"\d+", ["07"], ["٣", "1٣"]),
+        (r"\w+", ["Zürich", "東京", "a_1"], ["a-b", "a\u0301", "a\u200db"]),
+        (r"[^\w,]\S[^\s]", ["-a-"], ["a--", "-\x1d-", "--\x1d", "-- "]),
+        (r"[^\D][^\W]", ["1é"], ["٣a", "1\u0301"]),
     ],
 )
 def test_an_expression_matches_the_whole_answer(tokenizer, expression, matching, others):

@@ -17,6 +17,8 @@ from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 XML_CLOSING = "\n</parameter>\n"  # behind each parameter's value
 _CLOSING = json.dumps(XML_CLOSING)
+_CLASSES = {r"\d": "[0-9]", r"\w": r"[\p{L}\p{N}_]", r"\S": r"[^\s\x1c-\x1f]"}
+_CLASSES_NEGATED = {r"\D": "[^0-9]", r"\W": r"[^\p{L}\p{N}_]", r"\s": r"[\s\x1c-\x1f]"}
 # One character, escaped or not; a class's opening bracket takes a first "]" along, which closes nothing.
 _PIECE = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -88,18 +90,22 @@ def _json(schema: Schema) -> str:
 def _slashed(expression: str) -> str:
     r"""A regular expression as it stands between slashes. Anchors at its ends go: the whole answer matches anyway.
 
-    `\d` becomes 0 to 9, as in the patterns of JSON schemas: the library's own reading has digits that the reader of the
-    answer may never have heard of.
+    Classes become such that Python's `re` agrees: the library's own `\d` and `\w` have digits of newer scripts, marks
+    and joiners, and its `\S` has separators of ASCII. In a negated class the other ones would be too wide.
     """
     expression = expression.removeprefix("^")
     stripped = expression.removesuffix("$")
     if (len(stripped) - len(stripped.rstrip("\\"))) % 2 == 0:  # "\$" is a dollar sign
         expression = stripped
-    written, depth = [], 0
+    written, depth, classes = [], 0, _CLASSES
     for piece in _PIECE.findall(expression):
-        depth += (piece[0] == "[") - (piece == "]" and depth > 0)
-        digits = "0-9" if depth else "[0-9]"
-        written.append({r"\d": digits, "/": r"\/", "\n": r"\n"}.get(piece, piece))
+        if piece[0] == "[":
+            depth += 1
+            classes = _CLASSES_NEGATED if depth == 1 and piece[1:2] == "^" else classes
+        elif piece == "]" and depth:
+            depth -= 1
+            classes = classes if depth else _CLASSES
+        written.append({**classes, "/": r"\/", "\n": r"\n"}.get(piece, piece))
     return f"(?:{''.join(written)})"
 
 
