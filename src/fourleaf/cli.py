@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from fourleaf import conversions, decisions, serving
+from fourleaf import conversions, decisions, listings, serving
 from fourleaf.conversions import AsJson, Threads
 from fourleaf.errors import FourleafError
 
@@ -348,6 +348,7 @@ def bench(
 
 for command in (
     serving.serve,
+    *(listings.ls, listings.show, listings.doctor),
     *(conversions.quantize, conversions.convert, conversions.pull, conversions.plan),
     *(decisions.decide, decisions.calibrate),
 ):

@@ -1,0 +1,146 @@
+"""What this machine has, and whether the engine does here what it must: equalities on a small random model, exact to
+rounding in fp64."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, TextIO
+
+import torch
+
+from fourleaf.engine.cost import processor
+from fourleaf.engine.engine import Engine
+from fourleaf.engine.request import GenerateParams, Mode
+from fourleaf.engine.score import score
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.transformer import Transformer
+from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
+
+# Extra -> the module that tells whether it is installed.
+EXTRAS = {"serve": "fastapi", "grammar": "llguidance", "int4": "onnxruntime", "gguf": "gguf", "bench": "transformers"}
+TOLERANCE = 1e-9
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
+
+
+def machine() -> dict[str, Any]:
+    """Versions, processor, devices, and which extras are installed."""
+    return {
+        "fourleaf": version("fourleaf"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "extras": {name: importlib.util.find_spec(module) is not None for name, module in EXTRAS.items()},
+    }
+
+
+def small_engine() -> Engine:
+    """fp64, random weights, one layer of each kind; it says nothing sensible, and always the same."""
+    tokenizer = train_tokenizer([], vocab_size=len(SPECIAL_TOKENS) + 256)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=24,
+        num_hidden_layers=2,
+        full_attention_interval=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=12,
+        rope_theta=10_000.0,
+        partial_rotary_factor=0.5,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        intermediate_size=32,
+        block_size=8,
+        mask_token_id=tokenizer.mask_id,
+        max_position_embeddings=256,
+        initializer_range=0.4,
+    )
+    generator = torch.random.get_rng_state()
+    torch.manual_seed(7)
+    model = Transformer(config).to(torch.float64).eval()
+    torch.random.set_rng_state(generator)
+    return Engine("doctor", model, tokenizer, ChatTemplate(TEMPLATE, tokenizer), checks=True)
+
+
+PROMPTS = [list(range(20, 20 + length)) for length in (3, 33, 70)]
+
+
+def stepping_agrees(engine: Engine) -> float:
+    """A token's logprob in steps against the same text in one forward: the largest difference."""
+    worst = 0.0
+    for prompt in PROMPTS:
+        deltas = list(engine.generate(prompt, GenerateParams(mode="ar", max_tokens=12, logprobs=0)))
+        tokens = [token for delta in deltas for token in delta.tokens]
+        stepped = [one.logprob for delta in deltas for one in delta.logprobs or ()]
+        at_once = score(engine.model, prompt + tokens, 0, engine.mask_id)[len(prompt) : len(prompt) + len(tokens)]
+        for one, other in zip(stepped, at_once, strict=True):
+            assert other is not None
+            worst = max(worst, abs(one - other.logprob))
+    return worst
+
+
+def drafting_agrees(engine: Engine) -> float:
+    """Answers of `draft` that differ from those of `ar`."""
+    return float(sum(_tokens(engine, prompt, "draft") != _tokens(engine, prompt, "ar") for prompt in PROMPTS))
+
+
+def company_makes_no_difference(engine: Engine) -> float:
+    """Sampled answers of requests that share their forwards, which differ from those of each alone."""
+    params = GenerateParams(mode="diffuse", threshold=0.3, max_tokens=20, temperature=1.0, seed=3)
+    together = engine.generate_many(PROMPTS, params)
+    alone = [engine.generate_many([prompt], params)[0] for prompt in PROMPTS]
+    return float(sum(one[0] != other[0] for one, other in zip(together, alone, strict=True)))
+
+
+def cache_makes_no_difference(engine: Engine) -> float:
+    """Answers to a prompt that the prefix cache holds, which differ from those of an engine that has never seen it."""
+    cold = small_engine()
+    return float(sum(_tokens(engine, prompt, "diffuse") != _tokens(cold, prompt, "diffuse") for prompt in PROMPTS))
+
+
+CHECKS: tuple[tuple[str, Callable[[Engine], float]], ...] = (
+    ("tokens one by one are as probable as in one forward", stepping_agrees),
+    ("draft says what ar says", drafting_agrees),
+    ("an answer is the same in company", company_makes_no_difference),
+    ("an answer is the same from the prefix cache", cache_makes_no_difference),
+)
+
+
+def _tokens(engine: Engine, prompt: list[int], mode: Mode) -> list[int]:
+    params = replace(GenerateParams(mode=mode, max_tokens=20), threshold=0.3)
+    return [token for delta in engine.generate(prompt, params) for token in delta.tokens]
+
+
+def main_doctor(*, as_json: bool, out: TextIO) -> bool:
+    """Prints what is here and whether it works. -> whether all checks passed."""
+    engine = small_engine()
+    checks = []
+    for name, check in CHECKS:
+        started = time.perf_counter()
+        difference = check(engine)
+        seconds = round(time.perf_counter() - started, 2)
+        checks.append({"check": name, "ok": difference <= TOLERANCE, "difference": difference, "seconds": seconds})
+    found = machine()
+    if as_json:
+        print(json.dumps(found | {"checks": checks}, indent=2), file=out)
+    else:
+        for name, value in found.items():
+            if name == "extras":
+                value = ", ".join(f"{extra} {'yes' if there else 'no'}" for extra, there in value.items())
+            print(f"{name:<10} {value}", file=out)
+        for one in checks:
+            print(f"{'ok' if one['ok'] else 'FAILED':<10} {one['check']} ({one['seconds']} s)", file=out)
+    return all(one["ok"] for one in checks)
