@@ -201,8 +201,8 @@ export class Reel {
   }
 
   _needed(moment, block) {
-    const own = moment.changes.filter((change) => change.block === block && change.cell?.pass !== undefined);
-    return Math.max(-1, ...own.map((change) => change.cell.pass));
+    const own = moment.changes.filter((change) => change.block === block && isShown(change.cell));
+    return Math.max(-1, ...own.map((change) => change.cell.pass ?? 0)); // without logprobs nothing says which pass it was
   }
 
   /** Block id -> what each pass of a denoised block revealed, by the commits where they say it. */
