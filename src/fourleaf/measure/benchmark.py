@@ -13,7 +13,7 @@ from fourleaf.errors import ConfigError
 from fourleaf.measure import equality, goodput, profile, report, speed
 from fourleaf.measure.circumstances import Ticker, circumstances
 from fourleaf.measure.evaluate import check_writable
-from fourleaf.measure.speed import ARMS, LOSSLESS
+from fourleaf.measure.speed import AR, ARMS, LOSSLESS
 from fourleaf.measure.workloads import Workload, check_workload, workload
 
 
@@ -64,7 +64,7 @@ def measure(engine: Engine, name: str, asked: Asked, out: TextIO, ticker: Ticker
     ticker.close()
     print(f"{_about(few)}, one at a time", "", *report.speed_lines(speeds), "", sep="\n", file=out, flush=True)
     if asked.goodput_seconds:
-        arms = [arm for arm in ARMS if arm in asked.arms and arm != LOSSLESS]
+        arms = [arm for arm in ARMS if arm == AR or (arm in asked.arms and arm != LOSSLESS)]
         loads = goodput.run(engine, few, seconds=asked.goodput_seconds, arms=arms, progress=ticker)
         found["goodput"] = loads.document()
         ticker.close()
@@ -104,20 +104,19 @@ def main_bench(
     engine = Engine.load(path, num_threads=num_threads)
     # So that `auto` goes by costs of this hour, as all arms do, and not by those of a day when the machine was busy.
     engine.folder = None
-    document = {**circumstances(engine, path), **asdict(asked), "sets": {}}
+    about = circumstances(engine, path)
     ticker = Ticker(progress)
     try:
-        for name in asked.sets:
-            document["sets"][name] = measure(engine, name, asked, out, ticker)
+        found = {name: measure(engine, name, asked, out, ticker) for name in asked.sets}
     finally:
         ticker.close()
+    document = {**about, **asdict(asked), "sets": found}
     if asked.with_profile:
         prompt = workload(engine, asked.sets[0], 1, asked.params).prompts[0]
         parts = profile.profiles(engine, prompt)
         for part in parts:
             print(*profile.lines(part), "", sep="\n", file=out)
-        document["profile"] = [asdict(part) for part in parts]
+        document["profile"] = [part.document() for part in parts]
     if json_file is not None:
         write_json(json_file, document)
-    equal = [one for found in document["sets"].values() for one in found.get("equality", [])]
-    return all(one["is_lossless"] for one in equal)
+    return all(one["is_lossless"] for each in found.values() for one in each.get("equality", []))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -44,6 +45,10 @@ class Profile:
     def python_share(self) -> float:
         """The part of the profiled time that lies between operations: Python, and the clock itself."""
         return max(0.0, 1 - self.in_operations_ms / self.profiled_ms)
+
+    def document(self) -> dict[str, Any]:
+        shares = {"matrix_ms": self.matrix_ms, "in_operations_ms": self.in_operations_ms}
+        return {**asdict(self), **shares, "python_share": self.python_share}
 
 
 @torch.inference_mode()
