@@ -158,3 +158,24 @@ def test_interactive_goes_first_and_arrival_decides_among_equals():
 def test_a_scheduler_wants_rows_for_two_pages():
     with pytest.raises(AssertionError):
         Scheduler(63)
+
+
+def test_what_decodes_is_never_cut_by_who_else_is_there():
+    """Else a block that a grammar has forced would be committed in pieces under load, and usage would tell."""
+    desk, asked = Desk(Scheduler(64)), []
+    for _ in range(6):
+        desk.submit(Wish(1, 40, rows=9))
+    wish = Wish(1, 4, rows=50)
+    need = wish.need
+
+    def noted(most: int) -> Need:
+        if not wish.is_prefilling:
+            asked.append(most)
+        return need(most)
+
+    wish.need = noted
+    key = desk.submit(wish)
+    for _ in range(40):
+        desk.step()
+    assert key in desk.done
+    assert set(asked) == {64}

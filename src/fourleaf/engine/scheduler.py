@@ -56,14 +56,6 @@ class Scheduler:
         self._faults: list[tuple[Entry, Exception]] = []
         self._tick = 0
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
     def submit(self, key: int, sequence: Sequence) -> None:
         """Puts a request in line. Keys rise."""
         rank = int(sequence.params.priority == "batch")
@@ -101,15 +93,19 @@ class Scheduler:
         return faults
 
     def _choose(self, entry: Entry, left: int, chosen: dict[int, tuple[Entry, Need]], room: Room) -> int:
-        """Takes a request into the forward if its rows fit, or if it would be alone. -> the rows."""
-        if entry.key not in self._running or (chosen and left < PAGE_SIZE and entry.sequence.is_prefilling):
+        """Takes a request into the forward if its rows fit, or if it would be alone. -> the rows.
+
+        Prefills take what is left. What decodes is never cut by who else is there, so that its usage is its own.
+        """
+        is_prefilling = entry.sequence.is_prefilling
+        if entry.key not in self._running or (chosen and left < PAGE_SIZE and is_prefilling):
             return 0
         try:
-            need = entry.sequence.need(max(PAGE_SIZE, left))
+            need = entry.sequence.need(max(PAGE_SIZE, left) if is_prefilling else self.max_rows)
         except Exception as fault:
             self._faults.append((entry, fault))
             return 0
-        if chosen and need.num_rows > left and not entry.sequence.is_prefilling:
+        if chosen and need.num_rows > left and not is_prefilling:
             return 0
         while True:
             try:
