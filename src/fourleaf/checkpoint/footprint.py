@@ -183,7 +183,7 @@ class Footprint:
     def workspace(self, context: int, batch: int) -> int:
         """The widest forward: FORWARD_ROWS rows of prompts (all but the last block, of every sequence), or fewer where
         there are no more; or a canvas and its logits, in the model's dtype and twice in fp32 (raw, and their softmax).
-        Beside it rotary tables."""
+        Beside it rotary tables, and the masks of prompts that take several forwards."""
         config, rows = self.config, min(FORWARD_ROWS, max(1, context - self.answer_rows) * batch)
         kinds = set(config.layer_types)
         inner = [self._mlp()]
@@ -194,7 +194,15 @@ class Footprint:
         positions = max(LEAST_KEPT, 1 << (context - 1).bit_length())
         turns = 2 * positions * config.head_dim * self.item if positions <= MOST_KEPT else 0
         kept = int(KEPT_OUTPUTS * self.weights.outputs * rows * WIDE)
-        return int(ALLOCATOR * max(layer, head)) + kept + turns + self._unpacking()
+        return int(ALLOCATOR * max(layer, head)) + self._masks(context) + kept + turns + self._unpacking()
+
+    def _masks(self, context: int) -> int:
+        """Which keys the rows of a text's last forward see, where its first rows went through another: a truth value
+        and, inside the product, a number for each. Each forward's is larger than the one before and cannot take its
+        place, so that the allocator holds two of them (measured)."""
+        if context <= FORWARD_ROWS or "full_attention" not in self.config.layer_types:
+            return 0
+        return 2 * FORWARD_ROWS * context * (1 + self.item)
 
     def _attention(self) -> int:
         """A row: q, k, v (and gate) joined; q and k turned, and what is turned into them; outputs, and gated ones."""
