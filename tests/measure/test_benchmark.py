@@ -122,11 +122,12 @@ def test_a_verification_is_a_kind_of_its_own(engine, examples):
     assert len(draft.forwards) - 1 == draft.usage.forwards
 
 
-def test_the_model_is_timed_apart_from_what_surrounds_it(engine):
+def test_the_model_is_timed_apart_from_what_surrounds_it(engine, monkeypatch):
     ticks = itertools.count()
     clocked = timing.Clocked(engine.model, clock=lambda: float(next(ticks)))
     core = timing.core_of(engine)
-    core.model = core.clocked = clocked
+    monkeypatch.setattr(core, "model", clocked)
+    monkeypatch.setattr(core, "clocked", clocked)
     prompt = engine.chat.render([{"role": "user", "content": "Which one?"}])
     draft = timing.timed(engine, prompt, GenerateParams(mode="draft", max_tokens=LENGTH), core)
     # One second each: the layers, the head, and behind a verification the states.

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ class Ticks:
 
 
 @pytest.fixture(scope="module")
-def engine(tiny, known_costs) -> Engine:
+def engine(tiny, known_costs) -> Iterator[Engine]:
     before = torch.get_num_threads()
     yield Engine.load(tiny, num_threads=1)
     torch.set_num_threads(before)

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ LENGTH = 20
 
 
 @pytest.fixture(scope="module")
-def engine(tiny, known_costs) -> Engine:
+def engine(tiny, known_costs) -> Iterator[Engine]:
     before = torch.get_num_threads()
     yield Engine.load(tiny, num_threads=1)
     torch.set_num_threads(before)
@@ -61,8 +63,9 @@ def test_another_token_is_found_with_the_margin_of_a_plain_forward(engine, work,
     assert (one.prompt, one.position) == (2, 4)
     ((tokens, _),) = engine.generate_many([work.prompts[2]], GenerateParams(mode="ar", max_tokens=LENGTH))
     assert one.ar == tokens[4]
-    top = score(engine.model, [*work.prompts[2], *tokens[:4]], 4, engine.mask_id)[-1].top
-    best = [logprob for token, logprob in top if token != engine.mask_id]
+    last = score(engine.model, [*work.prompts[2], *tokens[:4]], 4, engine.mask_id)[-1]
+    assert last is not None
+    best = [logprob for token, logprob in last.top if token != engine.mask_id]
     assert one.margin == pytest.approx(best[0] - best[1], rel=1e-4)
     assert "prompt 2, token 4" in "\n".join(equality.lines("patterns", [found]))
 

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -15,7 +16,7 @@ from fourleaf.tasks.cabin.schema import answer_text, check
 
 
 @pytest.fixture(scope="module")
-def engine(tiny) -> Engine:
+def engine(tiny) -> Iterator[Engine]:
     before = torch.get_num_threads()
     yield Engine.load(tiny, num_threads=1)
     torch.set_num_threads(before)

@@ -228,7 +228,7 @@ def _speed(
         break_even_tpf=forward_ms / step_ms if forwards else None,
         passes_per_block=sum(u.passes for u in usages) / blocks if blocks else None,
         tokens_per_block=sum(tokens) / blocks if blocks else None,
-        modes=dict(Counter(mode for u in usages for mode in u.modes)),
+        modes=dict(Counter[str](mode for u in usages for mode in u.modes)),
     )
 
 

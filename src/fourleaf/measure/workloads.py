@@ -106,4 +106,5 @@ def _random_prompts(engine: Engine) -> Iterator[list[int]]:
 
 
 def _controls(engine: Engine) -> set[int]:
-    return {*engine.tokenizer.controls.values(), engine.end_id} | ({engine.mask_id} - {None})
+    masks = [] if engine.mask_id is None else [engine.mask_id]
+    return {*engine.tokenizer.controls.values(), engine.end_id, *masks}
