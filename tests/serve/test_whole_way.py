@@ -1,0 +1,151 @@
+"""Fields of requests all the way through the real engine and back, on a tiny model with random weights."""
+
+import json
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from fourleaf.engine import Engine
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.transformer import Transformer
+from fourleaf.serve.app import create_app
+from fourleaf.text.chat import ChatTemplate
+
+SAID = [{"role": "user", "content": "hi"}]
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
+MODES = ("ar", "draft", "diffuse", "auto")
+SCHEMA = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "level": {"enum": [1, 2, 3]}},
+    "required": ["on", "level"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "set_fan", "parameters": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def client(byte_tokenizer):
+    config = ModelConfig(
+        vocab_size=byte_tokenizer.vocab_size,
+        hidden_size=16,
+        num_hidden_layers=2,
+        full_attention_interval=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        rope_theta=10_000.0,
+        linear_num_key_heads=1,
+        linear_num_value_heads=1,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        intermediate_size=16,
+        block_size=8,
+        mask_token_id=byte_tokenizer.mask_id,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(0)
+    engine = Engine("tiny", Transformer(config).eval(), byte_tokenizer, ChatTemplate(TEMPLATE, byte_tokenizer))
+    with TestClient(create_app(engine)) as client:
+        yield client
+
+
+def ask(client, path: str = "/v1/chat/completions", **fields) -> dict:
+    response = client.post(path, json={"model": "tiny", "messages": SAID, "threshold": 0.3, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_schema_is_held_to(client, mode):
+    """Pitfall 13: structured output on a diffusion model is a 500, or a 400."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    choice = ask(client, mode=mode, response_format=form, max_tokens=60)["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    answer = json.loads(choice["message"]["content"])
+    assert set(answer) == {"on", "level"}
+    assert answer["level"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_can_be_forced(client, mode):
+    choice = ask(client, mode=mode, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=120)
+    (made,) = choice["choices"][0]["message"]["tool_calls"]
+    assert made["function"]["name"] == "set_fan"
+    assert set(json.loads(made["function"]["arguments"])) == {"on", "level"}
+    assert choice["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_can_be_forced_through_messages(client):
+    tool = {"name": "set_fan", "input_schema": SCHEMA}
+    message = ask(client, "/v1/messages", tools=[tool], tool_choice={"type": "any"}, max_tokens=200)
+    assert message["content"][-1]["name"] == "set_fan"
+    assert message["stop_reason"] in ("tool_use", "max_tokens")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_logprobs_come_for_every_token(client, mode):
+    completion = ask(client, mode=mode, logprobs=True, top_logprobs=2, max_tokens=20)
+    choice = completion["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    ended = choice["finish_reason"] == "stop"
+    assert len(tokens) == completion["usage"]["completion_tokens"] - ended
+    assert all(one["logprob"] <= 0 and len(one["top_logprobs"]) == 2 for one in tokens)
+    spelled = b"".join(bytes(one["bytes"]) for one in tokens).decode("utf-8", "replace")
+    assert spelled == choice["message"]["content"]
+
+
+def test_several_answers_share_a_seed_and_differ(client):
+    fields = {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 16}
+    first, again = (ask(client, **fields) for _ in range(2))
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert len(set(texts)) > 1
+    assert [choice["message"]["content"] for choice in again["choices"]] == texts
+    assert ask(client, **fields | {"n": 1})["choices"][0]["message"]["content"] == texts[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stop_ends_an_answer(client, mode):
+    whole = ask(client, mode=mode, max_tokens=24)
+    text = whole["choices"][0]["message"]["content"]
+    stop = text[4:6]
+    choice = ask(client, mode=mode, max_tokens=24, stop=[stop])
+    assert choice["choices"][0]["message"]["content"] == text[: text.index(stop)]
+    assert choice["choices"][0]["finish_reason"] == "stop"
+    assert choice["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
+
+
+def test_draft_answers_as_ar_and_says_so(client):
+    answers = [ask(client, mode=mode, max_tokens=40) for mode in ("ar", "draft")]
+    messages = [one["choices"][0]["message"] for one in answers]
+    assert messages[0] == messages[1]
+    assert [one["usage"]["fourleaf"]["mode"] for one in answers] == ["ar", "draft"]
+    assert answers[1]["usage"]["fourleaf"]["rows"] > answers[0]["usage"]["fourleaf"]["rows"]
+
+
+def test_autos_modes_replay_its_answer(client):
+    fields = {"mode": "auto", "seed": 3, "temperature": 0.8, "max_tokens": 40}
+    first = ask(client, **fields)
+    modes = first["usage"]["fourleaf"]["modes"]
+    assert modes
+    again = ask(client, **fields, modes=modes)
+    assert again["choices"][0]["message"] == first["choices"][0]["message"]
+
+
+def test_a_prompt_seen_before_is_cached(client):
+    said = [{"role": "user", "content": "x" * 100}]
+    counts = [
+        ask(client, messages=said, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(3)
+    ]
+    assert counts[0] == 0
+    assert counts[2] >= 64, "the second stores the states that the third begins with"
+
+
+def test_harnesses_score_through_the_real_engine(client):
+    body = {"model": "tiny", "prompt": "abcd", "max_tokens": 1, "echo": True, "logprobs": 1, "mode": "ar"}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    logprobs = response.json()["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == 5
+    assert all(value is not None for value in logprobs["token_logprobs"][1:])
