@@ -19,7 +19,7 @@ NEEDS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train eval bench soak test lint format check clean distclean
+.PHONY: help run train eval bench figures soak test lint format check clean distclean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
 
 bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other and against transformers
 	$(BIN)/fourleaf bench $(ARGS)
+
+figures: $(VENV)/.installed-bench  ## Measure all of it, drafting held against ar, and write docs/performance.md (an idle machine)
+	$(BIN)/fourleaf bench --set patterns --set copying --set random --profile --verify 1000 --json docs/runs/bench.json $(ARGS)
+	$(BIN)/python scripts/performance.py docs/runs/bench.json
 
 soak: $(VENV)/.installed-all  ## Constrained answers and mixed requests by the thousand (hours; ARGS="--share 0.1")
 	$(BIN)/python scripts/soak_grammar.py $(ARGS)

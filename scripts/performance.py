@@ -1,7 +1,9 @@
 """Writes the figures of `fourleaf bench --json FILE` into docs/performance.md, each table between its two markers.
 
-    make bench ARGS="--set patterns --set copying --set random --profile --verify 1000 --json docs/runs/bench.json"
+    fourleaf bench --set patterns --set copying --set random --profile --verify 1000 --json docs/runs/bench.json
     python scripts/performance.py docs/runs/bench.json
+
+`make figures` is both.
 
 Tables whose figures the file lacks stay as they are.
 """
