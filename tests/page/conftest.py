@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from fourleaf.engine import Engine, bundled_path
 from fourleaf.serve import listener
@@ -23,6 +23,7 @@ QUIET = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 PATIENCE = 30_000  # ms; a shared machine may be slow
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

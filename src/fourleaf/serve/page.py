@@ -22,7 +22,7 @@ POLICY = (
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # Of the frame in which an answer's HTML runs: inline scripts and styles, pictures inside the text, no network at all.
-# Its origin is nobody's, so it reaches neither the page nor the API; the page's frame-src keeps it from going elsewhere.
+# Its origin is nobody's, so it reaches neither page nor API; the page's frame-src keeps it from going elsewhere.
 FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; media-src data: blob:; connect-src 'none'; form-action 'none'; "

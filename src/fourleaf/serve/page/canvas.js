@@ -25,6 +25,7 @@ const WORDS = {
 export function spelled(text) {
   if (text === null) return "";
   const short = text.replace(/^<(\/?)tool_call>$/, "‹$1call›").replace(/^<(\/?)think>$/, "‹$1think›");
+  if (/^ +$/.test(short)) return "\u2423".repeat(short.length);
   return short.replace(/\n/g, "\u21b5").replace(/\t/g, "\u2192");
 }
 

@@ -179,7 +179,7 @@ export class Reel {
       for (let after = row + 1; after < last.rows; after += 1)
         changes.push({ block: last.id, row: after, cell: { text: null, state: "after" } });
     }
-    this._add(ms, "done", changes, { reason: data.finish_reason });
+    this._add(ms, "done", changes, { reason: data.finish_reason, block: -1 });
   }
 
   /** The moments with every pass in its place, for going back and forth. */

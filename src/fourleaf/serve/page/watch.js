@@ -120,6 +120,8 @@ export class Watch {
     const lanes = this.isRacing ? this.lanes : this.lanes.slice(0, 1);
     for (const lane of this.lanes) lane.clear();
     this.verdict.textContent = "";
+    this.node.classList.add("asked");
+    if (innerWidth <= 700) this.lanesNode.scrollIntoView({ behavior: isStill() ? "auto" : "smooth" });
     const start = (lane, index) => lane.run(this._body(said, index), this.abort.signal, (name, data) => {
       if (index === 0) this.app.heard(name, data);
     });
