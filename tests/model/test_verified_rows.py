@@ -34,7 +34,8 @@ def assert_equal_states(found: State, wanted: State, atol: float) -> None:
                 for mine, other in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                     torch.testing.assert_close(mine[b, :, :length], other[b, :, :length], rtol=0, atol=atol)
         else:
-            assert isinstance(ours, Recurrent) and isinstance(theirs, Recurrent)
+            assert isinstance(ours, Recurrent)
+            assert isinstance(theirs, Recurrent)
             assert not ours.held
             torch.testing.assert_close(ours.matrix, theirs.matrix, rtol=0, atol=atol)
             torch.testing.assert_close(ours.tail, theirs.tail, rtol=0, atol=atol)
@@ -88,11 +89,12 @@ def test_a_long_chunk_does_not_pad_single_rows():
     assert [run.segments.num * run.segments.max_len for run in work.runs] == [3, 256]
 
 
-def test_delta_state_is_the_state_of_the_rule():
+@pytest.mark.parametrize("rows", [9, 48])
+def test_delta_state_is_the_state_of_the_rule(rows):
     random = torch.Generator().manual_seed(1)
-    k, q = (torch.nn.functional.normalize(torch.randn(2, 9, 3, 8, generator=random).double(), dim=-1) for _ in "kq")
-    v = torch.randn(2, 9, 3, 5, generator=random).double()
-    g, beta = -torch.rand(2, 9, 3, generator=random).double(), torch.rand(2, 9, 3, generator=random).double()
+    k, q = (torch.nn.functional.normalize(torch.randn(2, rows, 3, 8, generator=random).double(), dim=-1) for _ in "kq")
+    v = torch.randn(2, rows, 3, 5, generator=random).double()
+    g, beta = -torch.rand(2, rows, 3, generator=random).double(), torch.rand(2, rows, 3, generator=random).double()
     state = torch.randn(2, 3, 8, 5, generator=random).double()
     wanted = delta_rule(q, k, v, g, beta, state)[1]
     torch.testing.assert_close(delta_state(k, v, g, beta, state), wanted, rtol=0, atol=1e-12)
