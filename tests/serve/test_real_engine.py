@@ -142,3 +142,24 @@ def test_what_the_engine_cannot_do_is_refused_before_a_stream_begins(client):
     )
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith("response_format")
+
+
+def test_a_signal_lets_an_answer_that_runs_come_to_its_end(folder):
+    words = ["serve", "--model", str(folder), "--port", "0", "--drain-seconds", "60", "--log", "none"]
+    program = [sys.executable, "-m", "fourleaf.cli", *words]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        url = server.stderr.readline().split()[4]
+        body = {"model": "tiny", "messages": SAID, "stream": True, "mode": "ar", "max_tokens": 200}
+        with httpx2.stream("POST", f"{url}/chat/completions", json=body, timeout=60) as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+            next(lines)
+            server.terminate()
+            rest = list(lines)
+        assert rest[-1] == "data: [DONE]"
+        assert not any('"error"' in line for line in rest)
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"{url}/models", timeout=30)
+        said = server.stderr.read()
+    assert "Traceback" not in said
+    assert server.returncode in (0, -15, 143)
