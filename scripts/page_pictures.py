@@ -28,7 +28,9 @@ def watch(page: Page) -> None:
     """A finished race, at a quarter of its time."""
     page.locator(".chip").first.click()
     page.wait_for_selector(".player:not([hidden])")
-    page.evaluate("() => { const { player } = fourleaf.views.get('watch'); player.pause(); player.seek(player.duration / 4); }")
+    page.evaluate(
+        "() => { const { player } = fourleaf.views.get('watch'); player.pause(); player.seek(player.duration / 4); }"
+    )
 
 
 def cabin(page: Page) -> None:
@@ -65,6 +67,7 @@ PICTURES: tuple[tuple[str, str, str, Callable[[Page], None]], ...] = (
 
 
 def main(url: str, folder: Path) -> None:
+    """Takes all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

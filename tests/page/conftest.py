@@ -28,7 +28,7 @@ expect.set_options(timeout=PATIENCE)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One for a module: playwright's event loop may not outlive it, or tests that run a loop of their own would fail."""
+    """One for a module: playwright's event loop may not outlive it, or tests that run their own loop would fail."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     with sync_playwright() as playwright:
@@ -83,7 +83,7 @@ def serve() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def visit(browser) -> Iterator[Callable[..., Page]]:
-    """Opens the page of a server. The test fails where a script of the page failed or anything outside was asked for."""
+    """Opens the page of a server. The test fails where one of its scripts failed or anything outside was asked for."""
     faults: list[str] = []
     with ExitStack() as stack:
 
@@ -93,7 +93,9 @@ def visit(browser) -> Iterator[Callable[..., Page]]:
             page = context.new_page()
             page.set_default_timeout(PATIENCE)
             page.on("pageerror", lambda error: faults.append(str(error)))
-            page.on("request", lambda request: request.url.startswith((url, "data:", "blob:")) or faults.append(request.url))
+            page.on(
+                "request", lambda request: request.url.startswith((url, "data:", "blob:")) or faults.append(request.url)
+            )
             page.goto(f"{url}/#{tab}")
             return page
 

@@ -20,7 +20,8 @@ def drive(page: Page, text: str) -> None:
 
 def test_committed_calls_move_the_car(visit, serve, scripted, call_text):
     answers = (
-        call_text("set_window", window="driver", position=50) + call_text("set_seat_heating", seat="passenger", level=3),
+        call_text("set_window", window="driver", position=50)
+        + call_text("set_seat_heating", seat="passenger", level=3),
         call_text("set_temperature", zone="all", celsius=25) + call_text("adjust_temperature", zone="rear", delta=-2),
         call_text("navigate", destination="Bergen", avoid="ferries") + call_text("add_stop", place="Voss"),
         "Sorry, I can't do that.",
@@ -59,6 +60,7 @@ def test_the_bundled_model_moves_the_car(visit, cabin_url):
 
 def test_every_tool_changes_the_state_or_says_something(visit, serve, scripted):
     """By the tools' own schemas: one call of each."""
+
     def value(schema: dict) -> object:
         if "enum" in schema:
             return schema["enum"][-1]
@@ -163,4 +165,5 @@ def test_the_first_paint_comes_within_a_second(visit, serve, scripted):
     page.reload()
     page.wait_for_selector(".view")
     paints = page.evaluate("() => performance.getEntriesByName('first-contentful-paint').map(one => one.startTime)")
-    assert paints and paints[0] < 1000
+    assert paints
+    assert paints[0] < 1000

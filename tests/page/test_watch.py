@@ -36,7 +36,9 @@ def finished(page) -> None:
 
 
 def replayed(page, moment: str) -> None:
-    page.evaluate(f"() => {{ const {{ player }} = fourleaf.views.get('watch'); player.pause(); player.seek({moment}); }}")
+    page.evaluate(
+        f"() => {{ const {{ player }} = fourleaf.views.get('watch'); player.pause(); player.seek({moment}); }}"
+    )
 
 
 def cells(page, lane: int = 0) -> list[list[str]]:
@@ -185,7 +187,7 @@ def test_edits_are_marked_and_stay_so(visit, serve, scripted):
 
 
 def test_a_long_answer_replays_at_thirty_frames_a_second(visit, serve, scripted):
-    """2,000 tokens, recorded, then drawn as fast as the browser calls: what a frame costs, not what the display does."""
+    """2,000 tokens, recorded, then drawn as fast as the browser can: what a frame costs, not what a display does."""
     engine = scripted("word " * 400)
     page = visit(serve(engine))
     page.get_by_text("How it decodes").click()

@@ -18,7 +18,13 @@ export class Bubble {
     this.tools = el("div", { class: "row bubble-tools" });
     this.canvasPlace = el("div", { class: "bubble-canvas", hidden: true });
     const who = message.role === "user" ? "You" : "Model";
-    this.node = el("article", { class: `bubble ${message.role}`, "aria-label": who }, this.body, this.canvasPlace, this.tools);
+    this.node = el(
+      "article",
+      { class: `bubble ${message.role}`, "aria-label": who },
+      this.body,
+      this.canvasPlace,
+      this.tools,
+    );
     this.finish();
   }
 
@@ -46,11 +52,15 @@ export class Bubble {
     };
     requestAnimationFrame(draw);
     try {
-      await answer(body, (name, data, ms) => {
-        reel.push(name, data, ms);
-        isStale = true;
-        heard(name, data);
-      }, signal);
+      await answer(
+        body,
+        (name, data, ms) => {
+          reel.push(name, data, ms);
+          isStale = true;
+          heard(name, data);
+        },
+        signal,
+      );
     } catch (error) {
       if (error.name !== "AbortError") throw error;
       reel.reason = "stopped";
@@ -73,9 +83,16 @@ export class Bubble {
     this._say();
     const { message, acts } = this;
     const parts = [];
-    if (message.role === "user") parts.push(button("Edit", acts.edit, { class: "bare" }), button("Copy", () => copy(message.content), { class: "bare" }));
+    if (message.role === "user")
+      parts.push(
+        button("Edit", acts.edit, { class: "bare" }),
+        button("Copy", () => copy(message.content), { class: "bare" }),
+      );
     else if (message.state !== "writing") {
-      parts.push(button("Copy", () => copy(this._plain()), { class: "bare" }), button("Try again", acts.retry, { class: "bare" }));
+      parts.push(
+        button("Copy", () => copy(this._plain()), { class: "bare" }),
+        button("Try again", acts.retry, { class: "bare" }),
+      );
       if (this.reel?.moments.length) parts.push(button("Canvas", () => this._replay(), { class: "bare" }));
       this.note.textContent = note(message);
       parts.push(this.note);
@@ -86,9 +103,11 @@ export class Bubble {
   _say() {
     const { message } = this;
     const parts = [];
-    if (message.reasoning) parts.push(el("details", {}, el("summary", {}, "Thoughts"), el("p", { class: "lead" }, message.reasoning)));
+    if (message.reasoning)
+      parts.push(el("details", {}, el("summary", {}, "Thoughts"), el("p", { class: "lead" }, message.reasoning)));
     if (message.role === "user") parts.push(el("p", { class: "plain" }, message.content));
-    else if (message.content && pageIn(message.content) === message.content) parts.push(codeBlock(message.content, "html", this.acts.run));
+    else if (message.content && pageIn(message.content) === message.content)
+      parts.push(codeBlock(message.content, "html", this.acts.run));
     else if (message.content) parts.push(...this._formatted());
     if (message.calls?.length) parts.push(...message.calls.map(callLine));
     if (message.state === "writing" && !parts.length) parts.push(el("p", { class: "lead" }, "…"));
@@ -129,5 +148,6 @@ export class Bubble {
 
 function note({ how }) {
   if (!how) return "";
-  return `${how.mode} · ${how.forwards ? `${figure(how.tpf, 2)} tokens a forward` : "no forward after the prompt's own"} · ${figure(how.tokens_per_second)} tokens/s`;
+  const tpf = how.forwards ? `${figure(how.tpf, 2)} tokens a forward` : "no forward after the prompt's own";
+  return `${how.mode} · ${tpf} · ${figure(how.tokens_per_second)} tokens/s`;
 }

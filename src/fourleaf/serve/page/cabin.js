@@ -22,11 +22,35 @@ const LOG_KEPT = 200;
 
 // Tile -> what it shows of a state; a second line where there is one.
 const TILES = [
-  ["media", "Media", (s) => (s.media.query ? [s.media.query, s.media.last ? `${s.media.state} · ${s.media.last}` : s.media.state] : ["nothing", s.media.last ?? ""])],
+  [
+    "media",
+    "Media",
+    (s) =>
+      s.media.query
+        ? [s.media.query, s.media.last ? `${s.media.state} · ${s.media.last}` : s.media.state]
+        : ["nothing", s.media.last ?? ""],
+  ],
   ["volume", "Volume", (s) => [`${s.volume} / 30`]],
-  ["route", "Route", (s) => (s.route ? [s.route.destination ?? "on the way", [...s.route.stops.map((stop) => `via ${stop}`), s.route.avoid === "nothing" ? "" : `no ${s.route.avoid}`].filter(Boolean).join(", ")] : ["no guidance"])],
+  [
+    "route",
+    "Route",
+    (s) =>
+      s.route
+        ? [
+            s.route.destination ?? "on the way",
+            [...s.route.stops.map((stop) => `via ${stop}`), s.route.avoid === "nothing" ? "" : `no ${s.route.avoid}`]
+              .filter(Boolean)
+              .join(", "),
+          ]
+        : ["no guidance"],
+  ],
   ["nearby", "Nearby", (s) => [s.nearby?.replace("_", " ") ?? "–"]],
-  ["phone", "Phone", (s) => (s.phone ? [s.phone.kind === "call" ? `calling ${s.phone.name}` : `to ${s.phone.name}`, s.phone.text] : ["–"])],
+  [
+    "phone",
+    "Phone",
+    (s) =>
+      s.phone ? [s.phone.kind === "call" ? `calling ${s.phone.name}` : `to ${s.phone.name}`, s.phone.text] : ["–"],
+  ],
   ["fan", "Fan", (s) => [s.fan ? `${s.fan} / 7` : "off"]],
   ["ac", "Air conditioning", (s) => [s.ac ? "on" : "off"]],
   ["lights", "Lights", (s) => [s.lights]],
@@ -56,7 +80,11 @@ export class Cabin {
   }
 
   _build() {
-    this.box = el("textarea", { rows: 1, "aria-label": "What to say to the car", placeholder: "Say something to the car …" });
+    this.box = el("textarea", {
+      rows: 1,
+      "aria-label": "What to say to the car",
+      placeholder: "Say something to the car …",
+    });
     this.box.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
@@ -70,20 +98,39 @@ export class Cabin {
     this.node = el(
       "div",
       { class: "view cabin-view" },
-      el("div", { class: "cabin-left" },
-        el("div", { class: "card car-card" }, this.car.node)),
-      el("div", { class: "cabin-right" },
+      el("div", { class: "cabin-left" }, el("div", { class: "card car-card" }, this.car.node)),
+      el(
+        "div",
+        { class: "cabin-right" },
         el("h2", {}, "Talk to the car"),
-        el("div", { class: "card ask" },
+        el(
+          "div",
+          { class: "card ask" },
           el("div", { class: "ask-line" }, this.box, this.go),
-          el("div", { class: "chips", role: "group", "aria-label": "Examples" }, chips)),
-        el("dl", { class: "tiles" }, TILES.map(([name]) => this.tiles[name].node)),
+          el("div", { class: "chips", role: "group", "aria-label": "Examples" }, chips),
+        ),
+        el(
+          "dl",
+          { class: "tiles" },
+          TILES.map(([name]) => this.tiles[name].node),
+        ),
         this.lane.node,
-        el("div", { class: "card" },
-          el("div", { class: "row" }, el("h3", {}, "Calls"), el("span", { class: "push" }), copied, reset), this.log)),
+        el(
+          "div",
+          { class: "card" },
+          el("div", { class: "row" }, el("h3", {}, "Calls"), el("span", { class: "push" }), copied, reset),
+          this.log,
+        ),
+      ),
     );
     if (model.capabilities.tools !== "fixed")
-      this.node.prepend(el("p", { class: "lead" }, "This model was not made for the car: it may answer in words, and the car stays as it is."));
+      this.node.prepend(
+        el(
+          "p",
+          { class: "lead" },
+          "This model was not made for the car: it may answer in words, and the car stays as it is.",
+        ),
+      );
   }
 
   async say(text) {

@@ -52,7 +52,7 @@ export class CanvasView {
     while (this.cards.length > scene.blocks.length) this.cards.pop().node.remove();
     let shown = 0;
     scene.blocks.forEach((block, index) => {
-      const card = (this.cards[index] ??= this._card(block, index));
+      const card = (this.cards[index] ??= this._card(block, number(scene.blocks, index)));
       this._fill(card, block);
       shown += 1;
     });
@@ -66,11 +66,12 @@ export class CanvasView {
   /** Keeps the block at work in sight, inside this view alone. */
   follow() {
     const live = this.cards.findLast((card) => card.node.classList.contains("live"));
-    if (live) this.node.scrollTop = Math.max(0, live.node.offsetTop - this.node.clientHeight + live.node.offsetHeight + 8);
+    if (live)
+      this.node.scrollTop = Math.max(0, live.node.offsetTop - this.node.clientHeight + live.node.offsetHeight + 8);
   }
 
-  _card(block, index) {
-    const title = el("span", { class: "block-title" }, KINDS[block.kind](block, index + 1));
+  _card(block, number) {
+    const title = el("span", { class: "block-title" }, KINDS[block.kind](block, number));
     const note = el("span", { class: "block-note" });
     const cells = el("div", { class: "cells" });
     const node = el("div", { class: `block ${block.kind}` }, el("div", { class: "block-head" }, title, note), cells);
@@ -99,12 +100,19 @@ export class CanvasView {
   }
 }
 
+/** Which of its kind a block is, counted from 1. */
+const number = (blocks, index) => blocks.slice(0, index + 1).filter((one) => one.kind === blocks[index].kind).length;
+
 function draw(node, cell, hasPasses) {
   const text = spelled(cell.text);
   const size = text.length > 8 ? " longer" : text.length > 5 ? " long" : "";
   node.className = `cell ${cell.state}${size}${cell.isEdited ? " was-edited" : ""}`;
   node.textContent = text;
-  const hasPass = hasPasses && cell.pass !== undefined && cell.text !== null && ["revealed", "committed", "edited"].includes(cell.state);
+  const hasPass =
+    hasPasses &&
+    cell.pass !== undefined &&
+    cell.text !== null &&
+    ["revealed", "committed", "edited"].includes(cell.state);
   if (hasPass) node.dataset.pass = cell.pass + 1;
   else delete node.dataset.pass;
   const sure = sureness(cell.confidence);
@@ -128,5 +136,7 @@ function note(block) {
   }
   if (block.kind !== "block") return "";
   const pass = block.pass === undefined ? "" : `pass ${block.pass + 1}`;
-  return open && block.isLive ? `${pass} \u00b7 ${open} masked` : pass && `${block.pass + 1} ${block.pass ? "passes" : "pass"}`;
+  return open && block.isLive
+    ? `${pass} \u00b7 ${open} masked`
+    : pass && `${block.pass + 1} ${block.pass ? "passes" : "pass"}`;
 }

@@ -53,7 +53,11 @@ const EFFECTS = {
     pick(window, WINDOWS).map((name) => `window-${name}`),
     `${window === "all" ? "all windows" : `${words(window)} window`} ${position ? `${position}% open` : "closed"}`,
   ],
-  set_sunroof: (s, { position }) => [{ sunroof: position }, ["sunroof"], `sunroof ${position ? `${position}% open` : "closed"}`],
+  set_sunroof: (s, { position }) => [
+    { sunroof: position },
+    ["sunroof"],
+    `sunroof ${position ? `${position}% open` : "closed"}`,
+  ],
   set_temperature: (s, { zone, celsius }) => [
     { celsius: { ...s.celsius, ...each(pick(zone, ZONES), celsius) } },
     pick(zone, ZONES).map((name) => `zone-${name}`),
@@ -63,12 +67,24 @@ const EFFECTS = {
     const zones = pick(zone, ZONES);
     const now = Object.fromEntries(zones.map((name) => [name, clamp(s.celsius[name] + delta, 16, 30)]));
     const by = Math.abs(delta);
-    return [{ celsius: { ...s.celsius, ...now } }, zones.map((n) => `zone-${n}`), `${words(zone)} ${by} °C ${delta < 0 ? "cooler" : "warmer"}`];
+    return [
+      { celsius: { ...s.celsius, ...now } },
+      zones.map((n) => `zone-${n}`),
+      `${words(zone)} ${by} °C ${delta < 0 ? "cooler" : "warmer"}`,
+    ];
   },
   set_fan: (s, { level }) => [{ fan: level }, ["fan"], level ? `fan at ${level}` : "fan off"],
   set_ac: (s, { on }) => [{ ac: on }, ["ac"], `air conditioning ${on ? "on" : "off"}`],
-  set_defrost: (s, { window, on }) => [{ defrost: { ...s.defrost, [window]: on } }, [`defrost-${window}`], `${window} defroster ${on ? "on" : "off"}`],
-  set_seat_heating: (s, { seat, level }) => [{ heating: { ...s.heating, [seat]: level } }, [`seat-${seat}`], `${words(seat)} seat heating ${level || "off"}`],
+  set_defrost: (s, { window, on }) => [
+    { defrost: { ...s.defrost, [window]: on } },
+    [`defrost-${window}`],
+    `${window} defroster ${on ? "on" : "off"}`,
+  ],
+  set_seat_heating: (s, { seat, level }) => [
+    { heating: { ...s.heating, [seat]: level } },
+    [`seat-${seat}`],
+    `${words(seat)} seat heating ${level || "off"}`,
+  ],
   set_seat_ventilation: (s, { seat, level }) => [
     { ventilation: { ...s.ventilation, [seat]: level } },
     [`seat-${seat}`],
@@ -76,7 +92,11 @@ const EFFECTS = {
   ],
   set_steering_heating: (s, { on }) => [{ steering: on }, ["wheel"], `steering wheel heating ${on ? "on" : "off"}`],
   set_lights: (s, { mode }) => [{ lights: mode }, ["lights"], `lights ${mode}`],
-  set_ambient_light: (s, { color, brightness }) => [{ ambient: { color, brightness } }, ["ambient"], `ambient light ${color}, ${brightness}%`],
+  set_ambient_light: (s, { color, brightness }) => [
+    { ambient: { color, brightness } },
+    ["ambient"],
+    `ambient light ${color}, ${brightness}%`,
+  ],
   set_wipers: (s, { mode }) => [{ wipers: mode }, ["wipers"], `wipers ${mode}`],
   lock_doors: (s, { locked }) => [{ locked }, ["doors"], `doors ${locked ? "locked" : "unlocked"}`],
   set_trunk: (s, { open }) => [{ trunk: open }, ["trunk"], `trunk ${open ? "open" : "closed"}`],
@@ -93,17 +113,33 @@ const EFFECTS = {
   cancel_navigation: () => [{ route: null }, ["route"], "guidance stopped"],
   find_nearby: (s, { category }) => [{ nearby: category }, ["nearby"], `looking for: ${words(category)}`],
   play_media: (s, { query }) => [{ media: { query, state: "playing" } }, ["media"], `playing ${query}`],
-  control_media: (s, { action }) => [{ media: { ...s.media, state: PLAYS[action], last: action } }, ["media"], `media: ${action}`],
+  control_media: (s, { action }) => [
+    { media: { ...s.media, state: PLAYS[action], last: action } },
+    ["media"],
+    `media: ${action}`,
+  ],
   set_volume: (s, { level }) => [{ volume: level }, ["volume"], `volume ${level}`],
   adjust_volume: (s, { delta }) => {
     const volume = clamp(s.volume + delta, 0, 30);
     return [{ volume }, ["volume"], `volume ${delta < 0 ? "down" : "up"} to ${volume}`];
   },
   call_contact: (s, { name }) => [{ phone: { kind: "call", name } }, ["phone"], `calling ${name}`],
-  send_message: (s, { name, text }) => [{ phone: { kind: "message", name, text } }, ["phone"], `message to ${name}: ${text}`],
+  send_message: (s, { name, text }) => [
+    { phone: { kind: "message", name, text } },
+    ["phone"],
+    `message to ${name}: ${text}`,
+  ],
   set_drive_mode: (s, { mode }) => [{ drive: mode }, ["drive"], `${mode} mode`],
-  set_cruise: (s, { speed_kmh: speed }) => [{ cruise: speed }, ["cruise"], speed ? `cruise at ${speed} km/h` : "cruise off"],
-  query_status: (s, { item }) => [{ asked: { item, value: READINGS[item] } }, ["asked"], `${words(item)}: ${READINGS[item]}`],
+  set_cruise: (s, { speed_kmh: speed }) => [
+    { cruise: speed },
+    ["cruise"],
+    speed ? `cruise at ${speed} km/h` : "cruise off",
+  ],
+  query_status: (s, { item }) => [
+    { asked: { item, value: READINGS[item] } },
+    ["asked"],
+    `${words(item)}: ${READINGS[item]}`,
+  ],
 };
 
 export const TOOLS = Object.keys(EFFECTS);

@@ -18,7 +18,13 @@ export class Chat {
   }
 
   _build() {
-    this.thread = el("div", { class: "thread", role: "log", "aria-label": "Conversation", "aria-live": "off", tabIndex: 0 });
+    this.thread = el("div", {
+      class: "thread",
+      role: "log",
+      "aria-label": "Conversation",
+      "aria-live": "off",
+      tabIndex: 0,
+    });
     this.box = el("textarea", { rows: 2, "aria-label": "Message", placeholder: "Write a message …" });
     this.box.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -37,8 +43,19 @@ export class Chat {
     const side = el(
       "aside",
       { class: "chat-side" },
-      el("div", { class: "row" }, button("New chat", () => this.open(blank())), button("Export", () => this._export(), { class: "bare" })),
-      el("details", { open: innerWidth > 900 }, el("summary", {}, "Earlier chats"), this.list, button("Forget all", () => this._forget(), { class: "bare" })),
+      el(
+        "div",
+        { class: "row" },
+        button("New chat", () => this.open(blank())),
+        button("Export", () => this._export(), { class: "bare" }),
+      ),
+      el(
+        "details",
+        { open: innerWidth > 900 },
+        el("summary", {}, "Earlier chats"),
+        this.list,
+        button("Forget all", () => this._forget(), { class: "bare" }),
+      ),
     );
     const how = el(
       "details",
@@ -76,14 +93,31 @@ export class Chat {
   _draw() {
     this.thread.replaceChildren(...this.chat.messages.map((message, index) => this._bubble(message, index).node));
     if (!this.chat.messages.length)
-      this.thread.append(el("p", { class: "empty lead" }, `Nothing said yet. Messages go to ${model.id} on this server and stay in this browser.`));
+      this.thread.append(
+        el(
+          "p",
+          { class: "empty lead" },
+          `Nothing said yet. Messages go to ${model.id} on this server and stay in this browser.`,
+        ),
+      );
+    this._drawList();
+    this.thread.scrollTop = this.thread.scrollHeight;
+  }
+
+  _drawList() {
     this.list.replaceChildren(
       ...this.history.chats.map((chat) =>
-        el("li", {}, button(chat.title || "untitled", () => this.open(chat), { class: "bare chat-name", "aria-current": chat.id === this.chat.id ? "true" : null }),
-          button("×", () => this._remove(chat), { class: "bare", "aria-label": `Forget “${chat.title}”` })),
+        el(
+          "li",
+          {},
+          button(chat.title || "untitled", () => this.open(chat), {
+            class: "bare chat-name",
+            "aria-current": chat.id === this.chat.id ? "true" : null,
+          }),
+          button("×", () => this._remove(chat), { class: "bare", "aria-label": `Forget “${chat.title}”` }),
+        ),
       ),
     );
-    this.thread.scrollTop = this.thread.scrollHeight;
   }
 
   _bubble(message, index) {
@@ -141,14 +175,6 @@ export class Chat {
     }
   }
 
-  _drawList() {
-    const scroll = this.thread.scrollTop;
-    const kept = [...this.thread.children];
-    this._draw();
-    this.thread.replaceChildren(...kept); // with the canvases of this visit
-    this.thread.scrollTop = scroll;
-  }
-
   _follow() {
     this.thread.scrollTop = this.thread.scrollHeight;
   }
@@ -166,7 +192,11 @@ export class Chat {
     for (const message of kept) {
       if (message.role === "user") made.push({ role: "user", content: message.content });
       else if (message.calls.length) {
-        const calls = message.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+        const calls = message.calls.map((call) => ({
+          id: call.id,
+          type: "function",
+          function: { name: call.name, arguments: call.arguments },
+        }));
         made.push({ role: "assistant", content: message.content, tool_calls: calls });
         for (const call of calls) made.push({ role: "tool", tool_call_id: call.id, content: "done" });
       } else if (message.content) made.push({ role: "assistant", content: message.content });

@@ -5,7 +5,9 @@ import { announce, button, el, figure } from "./dom.js";
 import { QuestionList } from "./questions.js";
 
 const START = {
-  state: "The driver has been at the wheel for four hours. It is dark and raining. The battery holds 12%, the next charger is 9 km away, and after that there is none for 80 km.",
+  state:
+    "The driver has been at the wheel for four hours. It is dark and raining. The battery holds 12%, the next charger " +
+    "is 9 km away, and after that there is none for 80 km.",
   questions: {
     stop_now: { type: "noul", instructions: "Should the car suggest a stop at the next charger?" },
     tired: { type: "noul", instructions: "Is the driver likely to be tired?" },
@@ -14,6 +16,8 @@ const START = {
   },
   x_rules: [{ if: { question: "urgency", is: 2 }, then: { question: "stop_now", is: true } }],
 };
+
+const counted = (n, one, more) => `${n} ${n === 1 ? one : more}`;
 
 /** What an answer says, as rules name it. */
 export function valueOf(answer) {
@@ -25,9 +29,17 @@ export function valueOf(answer) {
 
 /** [name, probability] for each option. */
 function optionsOf(answer) {
-  if (answer.type === "noul") return [["yes", answer.noul, true], ["no", 1 - answer.noul, false]];
+  if (answer.type === "noul")
+    return [
+      ["yes", answer.noul, true],
+      ["no", 1 - answer.noul, false],
+    ];
   const named = (key) => (answer.type === "score" ? (answer.legend?.[key] ?? key) : key);
-  return Object.entries(answer.probabilities).map(([key, p]) => [String(named(key)), p, answer.type === "score" ? Number(key) : key]);
+  return Object.entries(answer.probabilities).map(([key, p]) => [
+    String(named(key)),
+    p,
+    answer.type === "score" ? Number(key) : key,
+  ]);
 }
 
 export class Decide {
@@ -49,16 +61,45 @@ export class Decide {
     this.node = el(
       "div",
       { class: "view" },
-      el("div", {}, el("h2", {}, "Decide"), el("p", { class: "lead" },
-        "The same questions twice: ", el("strong", {}, "one by one"), ", each blind to the others' answers, and ",
-        el("strong", {}, "together"), " on one canvas, where each answer can agree with the rest.")),
-      el("div", { class: "decide-grid" },
-        el("section", { class: "card decide-ask", "aria-label": "What is asked" },
-          el("div", { class: "row" }, this.go, button("Draw a puzzle", () => this._puzzle()), button("The first example", () => this._load(START), { class: "bare" })),
+      el(
+        "div",
+        {},
+        el("h2", {}, "Decide"),
+        el(
+          "p",
+          { class: "lead" },
+          "The same questions twice: ",
+          el("strong", {}, "one by one"),
+          ", each blind to the others' answers, and ",
+          el("strong", {}, "together"),
+          " on one canvas, where each answer can agree with the rest.",
+        ),
+      ),
+      el(
+        "div",
+        { class: "decide-grid" },
+        el(
+          "section",
+          { class: "card decide-ask", "aria-label": "What is asked" },
+          el(
+            "div",
+            { class: "row" },
+            this.go,
+            button("Draw a puzzle", () => this._puzzle()),
+            button("The first example", () => this._load(START), { class: "bare" }),
+          ),
           el("label", { class: "field tall" }, "State: what is known", this.state),
           this.questions.node,
-          el("details", {}, el("summary", {}, "Rules between the answers"), el("label", { class: "field tall" }, "JSON, as x_rules", this.rules)), this.fault),
-        el("section", { class: "card", "aria-label": "Answers" }, this.result)),
+          el(
+            "details",
+            {},
+            el("summary", {}, "Rules between the answers"),
+            el("label", { class: "field tall" }, "JSON, as x_rules", this.rules),
+          ),
+          this.fault,
+        ),
+        el("section", { class: "card", "aria-label": "Answers" }, this.result),
+      ),
     );
     this._empty();
   }
@@ -92,7 +133,9 @@ export class Decide {
       body = { model: model.id, state: this.state.value, questions: this.questions.read() };
       if (this.rules.value.trim()) body.x_rules = JSON.parse(this.rules.value);
     } catch (error) {
-      return this._trouble(error instanceof SyntaxError ? new Trouble(`The rules are no JSON: ${error.message}`) : error);
+      return this._trouble(
+        error instanceof SyntaxError ? new Trouble(`The rules are no JSON: ${error.message}`) : error,
+      );
     }
     this.isBusy = this.go.disabled = true;
     try {
@@ -122,19 +165,75 @@ export class Decide {
     const names = Object.keys(body.questions);
     const order = new Map(together.x_joint.order.flatMap((found, pass) => found.map((name) => [name, pass + 1])));
     const rows = names.map((name) =>
-      el("tr", {}, el("th", { scope: "row" }, el("span", { class: "q-id" }, name), el("span", { class: "q-text" }, body.questions[name].instructions)),
+      el(
+        "tr",
+        {},
+        el(
+          "th",
+          { scope: "row" },
+          el("span", { class: "q-id" }, name),
+          el("span", { class: "q-text" }, body.questions[name].instructions),
+        ),
         el("td", {}, bars(alone.answers[name], truth?.[name])),
-        el("td", {}, bars(together.answers[name], truth?.[name]), el("span", { class: "note" }, `decided in pass ${order.get(name)}`))));
-    const head = (title, found) => el("th", { scope: "col" }, title, el("span", { class: "note" }, ` ${figure(found.ms)} ms, ${found.x_forwards} ${found.x_forwards === 1 ? "forward" : "forwards"}`));
+        el(
+          "td",
+          {},
+          bars(together.answers[name], truth?.[name]),
+          el("span", { class: "note" }, `decided in pass ${order.get(name)}`),
+        ),
+      ),
+    );
+    const head = (title, found) =>
+      el(
+        "th",
+        { scope: "col" },
+        title,
+        el("span", { class: "note" }, ` ${figure(found.ms)} ms, ${counted(found.x_forwards, "forward", "forwards")}`),
+      );
     const score = (found) => names.filter((name) => valueOf(found.answers[name]) === truth[name]).length;
     const foot = [];
-    if (body.x_rules) foot.push(el("tr", {}, el("th", { scope: "row" }, "Rules"), el("td", {}, ruling(alone)), el("td", {}, ruling(together))));
-    foot.push(el("tr", {}, el("th", { scope: "row" }, "All together"), el("td", { class: "lead" }, "no joint probability"), el("td", {}, `${figure(100 * together.x_joint.p, 1)}% likely, ${together.x_joint.passes} ${together.x_joint.passes === 1 ? "pass" : "passes"}`)));
-    if (truth) foot.push(el("tr", {}, el("th", { scope: "row" }, "Right"), ...[alone, together].map((found) => el("td", {}, `${score(found)} of ${names.length}`))));
+    if (body.x_rules)
+      foot.push(
+        el("tr", {}, el("th", { scope: "row" }, "Rules"), el("td", {}, ruling(alone)), el("td", {}, ruling(together))),
+      );
+    foot.push(
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, "All together"),
+        el("td", { class: "lead" }, "no joint probability"),
+        el(
+          "td",
+          {},
+          `${figure(100 * together.x_joint.p, 1)}% likely, ${counted(together.x_joint.passes, "pass", "passes")}`,
+        ),
+      ),
+    );
+    if (truth)
+      foot.push(
+        el(
+          "tr",
+          {},
+          el("th", { scope: "row" }, "Right"),
+          ...[alone, together].map((found) => el("td", {}, `${score(found)} of ${names.length}`)),
+        ),
+      );
     this.result.replaceChildren(
-      el("div", { class: "wide" }, el("table", { class: "answers" },
-        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Question"), head("One by one", alone), head("Together", together))),
-        el("tbody", {}, rows), el("tfoot", {}, foot))),
+      el(
+        "div",
+        { class: "wide" },
+        el(
+          "table",
+          { class: "answers" },
+          el(
+            "thead",
+            {},
+            el("tr", {}, el("th", { scope: "col" }, "Question"), head("One by one", alone), head("Together", together)),
+          ),
+          el("tbody", {}, rows),
+          el("tfoot", {}, foot),
+        ),
+      ),
       el("p", { class: "lead" }, truth ? "✓ marks the one answer that the state and the rules leave." : ""),
     );
     announce("Decided.");
@@ -148,9 +247,22 @@ function ruling({ x_rules: rules }) {
 
 function bars(answer, truth) {
   const chosen = valueOf(answer);
-  return el("ul", { class: "bars" }, optionsOf(answer).map(([name, p, value]) =>
-    el("li", { class: value === chosen ? "chosen" : "" },
-      el("span", { class: "bar", style: { "--p": p.toFixed(4) } }),
-      el("span", { class: "bar-name" }, name, truth !== undefined && truth === value ? el("b", { title: "the right answer" }, " ✓") : null),
-      el("span", { class: "bar-p" }, `${figure(100 * p, 0)}%`))));
+  return el(
+    "ul",
+    { class: "bars" },
+    optionsOf(answer).map(([name, p, value]) =>
+      el(
+        "li",
+        { class: value === chosen ? "chosen" : "" },
+        el("span", { class: "bar", style: { "--p": p.toFixed(4) } }),
+        el(
+          "span",
+          { class: "bar-name" },
+          name,
+          truth !== undefined && truth === value ? el("b", { title: "the right answer" }, " ✓") : null,
+        ),
+        el("span", { class: "bar-p" }, `${figure(100 * p, 0)}%`),
+      ),
+    ),
+  );
 }

@@ -17,7 +17,8 @@ const REST = String.raw`|(?<number>\b\d[\d_.]*(?:e[+-]?\d+)?\b)|(?<word>[A-Za-z_
 const MAX = 60_000; // characters; longer code stays plain, so that no text can hold up the page
 
 function pattern(language) {
-  if (TAGGED.has(language)) return new RegExp(`(?<comment><!--[\\s\\S]*?(?:-->|$))|(?<string>${STRING})|(?<tag></?[A-Za-z][\\w-]*|/?>)`, "g");
+  if (TAGGED.has(language))
+    return new RegExp(`(?<comment><!--[\\s\\S]*?(?:-->|$))|(?<string>${STRING})|(?<tag></?[A-Za-z][\\w-]*|/?>)`, "g");
   const comment = HASH.has(language) ? "#[^\\n]*" : "//[^\\n]*|/\\*[\\s\\S]*?(?:\\*/|$)|--[^\\n]*";
   return new RegExp(`(?<comment>${comment})|(?<string>${STRING})${REST}`, "g");
 }

@@ -9,7 +9,9 @@ import { Playback, Reel } from "./reel.js";
 export function callLine(call) {
   let inside = call.arguments;
   try {
-    inside = Object.entries(JSON.parse(call.arguments)).map(([k, v]) => `${k}=${JSON.stringify(v)}`).join(", ");
+    inside = Object.entries(JSON.parse(call.arguments))
+      .map(([k, v]) => `${k}=${JSON.stringify(v)}`)
+      .join(", ");
   } catch {
     // shown as it came
   }
@@ -19,7 +21,13 @@ export function callLine(call) {
 /** Forwards, by what was seen so far: exact where the answer's usage says it, a count of passes or tokens before. */
 function forwardsOf(reel, scene, isOver) {
   const how = reel.usage?.fourleaf;
-  if (isOver && how) return { forwards: how.forwards, passes: how.passes, tpf: how.forwards ? how.tpf : null, tokens: reel.usage.completion_tokens };
+  if (isOver && how)
+    return {
+      forwards: how.forwards,
+      passes: how.passes,
+      tpf: how.forwards ? how.tpf : null,
+      tokens: reel.usage.completion_tokens,
+    };
   const rounds = scene.blocks.filter((block) => block.kind === "round").length;
   const forwards = reel.mode === "ar" ? scene.tokens : scene.passes + rounds;
   return { forwards, passes: scene.passes, tpf: forwards ? scene.tokens / forwards : null, tokens: scene.tokens };
@@ -45,7 +53,14 @@ export class Lane {
       meter("tpf", "tokens a forward", true),
     );
     this.said = el("div", { class: "answer", "aria-live": "off" });
-    this.node = el("section", { class: "card lane", "aria-label": title }, this.head, meters, this.view.node, this.said);
+    this.node = el(
+      "section",
+      { class: "card lane", "aria-label": title },
+      this.head,
+      meters,
+      this.view.node,
+      this.said,
+    );
     this.playback = null;
     this.reel = null;
   }
@@ -77,11 +92,15 @@ export class Lane {
     };
     requestAnimationFrame(draw);
     try {
-      await answer(body, (name, data, ms) => {
-        reel.push(name, data, ms);
-        isStale = true;
-        heard(name, data, reel);
-      }, signal);
+      await answer(
+        body,
+        (name, data, ms) => {
+          reel.push(name, data, ms);
+          isStale = true;
+          heard(name, data, reel);
+        },
+        signal,
+      );
     } catch (error) {
       if (error.name !== "AbortError") {
         this.said.append(el("p", { class: "fault" }, error instanceof Trouble ? error.message : String(error)));
@@ -115,7 +134,11 @@ export class Lane {
     const seen = playback.moments.slice(0, count);
     if (count !== this._saidCount || isOver) {
       const content = isOver ? reel.content : seen.map((moment) => moment.content ?? "").join("");
-      this._say(content, seen.filter((moment) => moment.call).map((moment) => moment.call), isOver ? reel.reason : null);
+      this._say(
+        content,
+        seen.filter((moment) => moment.call).map((moment) => moment.call),
+        isOver ? reel.reason : null,
+      );
       this._saidCount = count;
     }
     this._meter(reel, scene, Math.min(ms, playback.duration), isOver);

@@ -24,7 +24,11 @@ class App {
     this.main = $("#main");
     this.tabs = $(".tabs");
     for (const [name, text] of VIEWS) {
-      const tab = el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "main", onclick: () => this.open(name) }, text);
+      const tab = el(
+        "button",
+        { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "main", onclick: () => this.open(name) },
+        text,
+      );
       tab.addEventListener("keydown", (event) => this._walk(event, name));
       this.tabs.append(tab);
     }
@@ -86,7 +90,9 @@ class App {
   /** Says what is wrong; asks for a key, or looks for the server until it is back. */
   trouble(error) {
     const box = $("#trouble");
-    const parts = [el("span", {}, error instanceof Trouble ? error.message : `Something went wrong in the page: ${error}`)];
+    const parts = [
+      el("span", {}, error instanceof Trouble ? error.message : `Something went wrong in the page: ${error}`),
+    ];
     if (error.kind === "key") parts.push(this._keyForm());
     else if (error.kind === "gone" || !this.settings) {
       this._served("gone", "not connected");

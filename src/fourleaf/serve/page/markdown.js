@@ -3,7 +3,16 @@
 import { button, copy, el } from "./dom.js";
 import { highlighted } from "./highlight.js";
 
-const INLINE = /(`+)(?<code>[^`]|[^`][\s\S]*?[^`])\1(?!`)|\*\*(?<bold>[^*\s](?:[^*]*[^*\s])?)\*\*|(?<![\w*])[*_](?<italic>[^*_\s](?:[^*_]*[^*_\s])?)[*_](?![\w*])|!?\[(?<label>[^\]\n]*)\]\((?<target>[^)\s]+)\)|(?<bare>https?:\/\/[^\s<>"')]+)/g;
+const INLINE = new RegExp(
+  [
+    "(`+)(?<code>[^`]|[^`][\\s\\S]*?[^`])\\1(?!`)",
+    "\\*\\*(?<bold>[^*\\s](?:[^*]*[^*\\s])?)\\*\\*",
+    "(?<![\\w*])[*_](?<italic>[^*_\\s](?:[^*_]*[^*_\\s])?)[*_](?![\\w*])",
+    "!?\\[(?<label>[^\\]\\n]*)\\]\\((?<target>[^)\\s]+)\\)",
+    "(?<bare>https?:\\/\\/[^\\s<>\"')]+)",
+  ].join("|"),
+  "g",
+);
 
 function link(target, label) {
   if (!/^https?:\/\//i.test(target)) return `${label} (${target})`;
@@ -57,10 +66,29 @@ export function markdown(text, onHTML = null) {
     } else if (kind === "rule") {
       at += 1;
       made.push(el("hr"));
-    } else if (kind === "quote") made.push(el("blockquote", {}, markdown(take("quote").map((l) => l.replace(RULES[3][1], "")).join("\n"), onHTML)));
+    } else if (kind === "quote")
+      made.push(
+        el(
+          "blockquote",
+          {},
+          markdown(
+            take("quote")
+              .map((l) => l.replace(RULES[3][1], ""))
+              .join("\n"),
+            onHTML,
+          ),
+        ),
+      );
     else if (kind === "item") made.push(list(items()));
     else if (kind === "table") made.push(table(take("table")));
-    else made.push(el("p", {}, take("text").flatMap((line, i) => (i ? [el("br"), ...inline(line)] : inline(line)))));
+    else
+      made.push(
+        el(
+          "p",
+          {},
+          take("text").flatMap((line, i) => (i ? [el("br"), ...inline(line)] : inline(line))),
+        ),
+      );
   }
   return made;
 
@@ -73,9 +101,17 @@ export function markdown(text, onHTML = null) {
 
   function items() {
     const found = [];
-    while (at < lines.length && (kindOf(lines[at]) === "item" || (kindOf(lines[at]) === "text" && /^\s+\S/.test(lines[at])))) {
+    while (
+      at < lines.length &&
+      (kindOf(lines[at]) === "item" || (kindOf(lines[at]) === "text" && /^\s+\S/.test(lines[at])))
+    ) {
       const marker = lines[at].match(RULES[4][1]);
-      if (marker) found.push({ depth: marker[1].length, isNumbered: /\d/.test(marker[2]), text: lines[at].slice(marker[0].length) });
+      if (marker)
+        found.push({
+          depth: marker[1].length,
+          isNumbered: /\d/.test(marker[2]),
+          text: lines[at].slice(marker[0].length),
+        });
       else found.at(-1).text += `\n${lines[at].trim()}`;
       at += 1;
     }
@@ -85,7 +121,7 @@ export function markdown(text, onHTML = null) {
 
 function list(items) {
   const node = el(items[0].isNumbered ? "ol" : "ul");
-  for (let i = 0; i < items.length; ) {
+  for (let i = 0; i < items.length;) {
     const inner = [];
     let next = i + 1;
     while (next < items.length && items[next].depth > items[i].depth) inner.push(items[next++]);
@@ -96,17 +132,45 @@ function list(items) {
 }
 
 function table(rows) {
-  const cells = rows.map((row) => row.trim().slice(1, -1).split("|").map((cell) => cell.trim()));
+  const cells = rows.map((row) =>
+    row
+      .trim()
+      .slice(1, -1)
+      .split("|")
+      .map((cell) => cell.trim()),
+  );
   const isHeaded = cells[1]?.every((cell) => /^:?-+:?$/.test(cell));
-  const head = isHeaded ? el("thead", {}, el("tr", {}, cells[0].map((cell) => el("th", {}, inline(cell))))) : null;
-  const body = (isHeaded ? cells.slice(2) : cells).map((row) => el("tr", {}, row.map((cell) => el("td", {}, inline(cell)))));
+  const head = isHeaded
+    ? el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          cells[0].map((cell) => el("th", {}, inline(cell))),
+        ),
+      )
+    : null;
+  const body = (isHeaded ? cells.slice(2) : cells).map((row) =>
+    el(
+      "tr",
+      {},
+      row.map((cell) => el("td", {}, inline(cell))),
+    ),
+  );
   return el("div", { class: "wide" }, el("table", {}, head, el("tbody", {}, body)));
 }
 
 /** Code with its language, a button to copy it, and for HTML one to run it. */
 export function codeBlock(code, language, onHTML) {
-  const bar = el("div", { class: "code-bar" }, el("span", {}, language || "text"), button("Copy", () => copy(code), { class: "bare push" }));
-  if (onHTML && isHTML(code, language)) bar.append(button("Run", () => onHTML(code), { class: "bare", "data-act": "run-html" }));
+  const bar = el(
+    "div",
+    { class: "code-bar" },
+    el("span", {}, language || "text"),
+    button("Copy", () => copy(code), { class: "bare push" }),
+  );
+  if (onHTML && isHTML(code, language))
+    bar.append(button("Run", () => onHTML(code), { class: "bare", "data-act": "run-html" }));
   return el("div", { class: "code" }, bar, el("pre", { tabIndex: 0 }, el("code", {}, highlighted(code, language))));
 }
 

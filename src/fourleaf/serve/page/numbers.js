@@ -30,7 +30,21 @@ const TILES = [
   ["Mean seconds to the first block", (m) => ratio(m.first_block_seconds_sum, m.first_block_seconds_count), 2],
   ["Prompt tokens from the cache", (m) => ratio(100 * m.cached_tokens_total, m.prompt_tokens_total), 1, "%"],
 ];
-const SHOWN = new Set(["completion_tokens_total", "forwards_total", "rows_total", "running_requests", "waiting_requests", "requests_total", "refused_total", "request_seconds_sum", "request_seconds_count", "first_block_seconds_sum", "first_block_seconds_count", "cached_tokens_total", "prompt_tokens_total"]);
+const SHOWN = new Set([
+  "completion_tokens_total",
+  "forwards_total",
+  "rows_total",
+  "running_requests",
+  "waiting_requests",
+  "requests_total",
+  "refused_total",
+  "request_seconds_sum",
+  "request_seconds_count",
+  "first_block_seconds_sum",
+  "first_block_seconds_count",
+  "cached_tokens_total",
+  "prompt_tokens_total",
+]);
 
 export class Numbers {
   constructor(app) {
@@ -44,11 +58,41 @@ export class Numbers {
     this.node = el(
       "div",
       { class: "view" },
-      el("div", {}, el("h2", {}, "Numbers"), el("p", { class: "lead" }, "All requests to this server since it started, from ", el("code", {}, "/metrics"), ". Read every two seconds while this view is open.")),
+      el(
+        "div",
+        {},
+        el("h2", {}, "Numbers"),
+        el(
+          "p",
+          { class: "lead" },
+          "All requests to this server since it started, from ",
+          el("code", {}, "/metrics"),
+          ". Read every two seconds while this view is open.",
+        ),
+      ),
       el("dl", { class: "tiles" }, tiles),
-      el("div", { class: "card" }, el("div", { class: "row" }, el("h3", {}, "Tokens a second"), el("span", { class: "push" }, this.top)),
-        svg("svg", { class: "chart", viewBox: "0 0 600 120", preserveAspectRatio: "none", role: "img", "aria-label": "Tokens a second over the last three minutes" }, this.curve)),
-      el("details", { class: "card" }, el("summary", {}, "Everything else that is counted"), el("table", {}, this.rest)),
+      el(
+        "div",
+        { class: "card" },
+        el("div", { class: "row" }, el("h3", {}, "Tokens a second"), el("span", { class: "push" }, this.top)),
+        svg(
+          "svg",
+          {
+            class: "chart",
+            viewBox: "0 0 600 120",
+            preserveAspectRatio: "none",
+            role: "img",
+            "aria-label": "Tokens a second over the last three minutes",
+          },
+          this.curve,
+        ),
+      ),
+      el(
+        "details",
+        { class: "card" },
+        el("summary", {}, "Everything else that is counted"),
+        el("table", {}, this.rest),
+      ),
     );
   }
 
@@ -70,15 +114,26 @@ export class Numbers {
       return;
     }
     const at = performance.now();
-    const change = this.last && Object.fromEntries(Object.keys(now).map((name) => [name, now[name] - (this.last[name] ?? 0)]));
+    const change =
+      this.last && Object.fromEntries(Object.keys(now).map((name) => [name, now[name] - (this.last[name] ?? 0)]));
     const seconds = (at - this.at) / 1000;
     TILES.forEach(([, read, digits, unit], i) => {
       const text = figure(read(now, change, seconds), digits);
       this.values[i].textContent = text === "–" ? text : text + (unit ?? "");
     });
     if (change) this._draw(Math.max(0, change.completion_tokens_total / seconds));
-    this.rest.replaceChildren(...Object.keys(now).filter((name) => !SHOWN.has(name)).map((name) =>
-      el("tr", {}, el("th", { scope: "row" }, name.replaceAll("_", " ")), el("td", { class: "mono" }, figure(now[name], Number.isInteger(now[name]) ? 0 : 2)))));
+    this.rest.replaceChildren(
+      ...Object.keys(now)
+        .filter((name) => !SHOWN.has(name))
+        .map((name) =>
+          el(
+            "tr",
+            {},
+            el("th", { scope: "row" }, name.replaceAll("_", " ")),
+            el("td", { class: "mono" }, figure(now[name], Number.isInteger(now[name]) ? 0 : 2)),
+          ),
+        ),
+    );
     this.last = now;
     this.at = at;
   }
@@ -88,6 +143,9 @@ export class Numbers {
     const top = Math.max(10, ...this.speeds);
     this.top.textContent = `highest ${figure(top, 0)}`;
     const x = (i) => 600 - (this.speeds.length - 1 - i) * (600 / (KEPT - 1));
-    this.curve.setAttribute("points", this.speeds.map((value, i) => `${x(i).toFixed(1)},${(116 - (value / top) * 108).toFixed(1)}`).join(" "));
+    this.curve.setAttribute(
+      "points",
+      this.speeds.map((value, i) => `${x(i).toFixed(1)},${(116 - (value / top) * 108).toFixed(1)}`).join(" "),
+    );
   }
 }

@@ -21,10 +21,19 @@ export class Player {
   }
 
   _build() {
-    this.toggle = button("Play", () => (this.isPlaying ? this.pause() : this.play()), { class: "main", "data-act": "play" });
+    this.toggle = button("Play", () => (this.isPlaying ? this.pause() : this.play()), {
+      class: "main",
+      "data-act": "play",
+    });
     const back = button("◂ Step", () => this.step(-1), { "data-act": "back", "aria-label": "One step back" });
     const on = button("Step ▸", () => this.step(1), { "data-act": "on", "aria-label": "One step on" });
-    this.range = el("input", { type: "range", min: "0", max: "1000", "aria-label": "Position in the answer", oninput: () => this._scrubbed() });
+    this.range = el("input", {
+      type: "range",
+      min: "0",
+      max: "1000",
+      "aria-label": "Position in the answer",
+      oninput: () => this._scrubbed(),
+    });
     this.clock = el("span", { class: "clock" });
     this.speed = el("span");
     const line = el("div", { class: "row" }, this.toggle, back, on, this.range, this.clock, this.speed);

@@ -12,7 +12,14 @@ export class Preview {
     this.node = el(
       "aside",
       { class: "card preview", hidden: true, "aria-label": "Preview of the answer's page" },
-      el("div", { class: "row" }, el("h3", {}, "Preview"), el("span", { class: "lead" }, "no network, no access to this page"), close, again),
+      el(
+        "div",
+        { class: "row" },
+        el("h3", {}, "Preview"),
+        el("span", { class: "lead" }, "no network, no access to this page"),
+        close,
+        again,
+      ),
       this.place,
     );
   }
@@ -21,7 +28,12 @@ export class Preview {
     this.html = html.slice(0, LIMIT);
     this.node.hidden = false;
     // Removing the old frame also ends scripts that never stop.
-    const frame = el("iframe", { sandbox: "allow-scripts", src: "page/preview.html", title: "Preview of the answer's page", referrerpolicy: "no-referrer" });
+    const frame = el("iframe", {
+      sandbox: "allow-scripts",
+      src: "page/preview.html",
+      title: "Preview of the answer's page",
+      referrerpolicy: "no-referrer",
+    });
     const ready = (event) => {
       if (event.source !== frame.contentWindow || event.data !== "ready") return;
       removeEventListener("message", ready);

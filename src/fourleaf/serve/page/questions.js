@@ -4,7 +4,11 @@ import { Trouble } from "./client.js";
 import { button, el } from "./dom.js";
 
 const MOST = 8;
-const KINDS = [["noul", "yes or no"], ["choice", "choice"], ["score", "score"]];
+const KINDS = [
+  ["noul", "yes or no"],
+  ["choice", "choice"],
+  ["score", "score"],
+];
 
 export class QuestionList {
   /** changed: called when a person edits anything. */
@@ -31,7 +35,11 @@ export class QuestionList {
     const criteria = question.criteria ?? {};
     const row = {
       id: el("input", { "aria-label": "Id of the question", value: id, class: "mono" }),
-      kind: el("select", { "aria-label": "Kind of answer" }, KINDS.map(([key, text]) => el("option", { value: key, selected: key === question.type }, text))),
+      kind: el(
+        "select",
+        { "aria-label": "Kind of answer" },
+        KINDS.map(([key, text]) => el("option", { value: key, selected: key === question.type }, text)),
+      ),
       text: el("input", { "aria-label": "Question", placeholder: "What is asked?" }),
       options: el("textarea", { rows: 2, "aria-label": "Options, one a line", placeholder: "one option a line" }),
       given: question.type === "noul" ? question.criteria : undefined, // what yes and no mean, where it is said
@@ -43,7 +51,13 @@ export class QuestionList {
     row.kind.addEventListener("change", shape);
     shape();
     const remove = button("×", () => this._remove(row), { class: "bare", "aria-label": "Remove this question" });
-    row.node = el("li", { oninput: this.changed }, el("div", { class: "row" }, row.id, row.kind, remove), row.text, row.options);
+    row.node = el(
+      "li",
+      { oninput: this.changed },
+      el("div", { class: "row" }, row.id, row.kind, remove),
+      row.text,
+      row.options,
+    );
     this.rows.push(row);
     this.list.append(row.node);
     this.more.hidden = this.rows.length >= MOST;
@@ -63,8 +77,12 @@ export class QuestionList {
       const id = row.id.value.trim();
       if (!id || id in made) throw new Trouble(id ? `Two questions are called “${id}”.` : "A question has no id.");
       const question = { type: row.kind.value, instructions: row.text.value };
-      const options = row.options.value.split("\n").map((line) => line.trim()).filter(Boolean);
-      if (question.type === "choice") question.criteria = Object.fromEntries(options.map((name) => [name, row.descriptions[name] ?? null]));
+      const options = row.options.value
+        .split("\n")
+        .map((line) => line.trim())
+        .filter(Boolean);
+      if (question.type === "choice")
+        question.criteria = Object.fromEntries(options.map((name) => [name, row.descriptions[name] ?? null]));
       else if (question.type === "score") question.criteria = options;
       else if (row.given) question.criteria = row.given;
       made[id] = question;

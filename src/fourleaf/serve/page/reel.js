@@ -119,7 +119,11 @@ export class Reel {
       const position = data.position + i;
       block = this._blockAt(position, changes);
       const row = position - block.start;
-      changes.push({ block: block.id, row, cell: this._final(block, row, text, data.confidence?.[i], data.passes?.[i]) });
+      changes.push({
+        block: block.id,
+        row,
+        cell: this._final(block, row, text, data.confidence?.[i], data.passes?.[i]),
+      });
     });
     const more = { tokens: this.scene.tokens + data.tokens, content: data.content };
     this._add(ms, "commit", changes, block ? { block: block.id, ...more } : more);
@@ -146,7 +150,14 @@ export class Reel {
       return { text, state: isSame ? "stood" : "corrected", pass, confidence, was };
     }
     const revealed = before?.pass ?? pass;
-    return { text, state: "committed", pass: pass ?? revealed, confidence, was: before?.was, isEdited: before?.state === "edited" };
+    return {
+      text,
+      state: "committed",
+      pass: pass ?? revealed,
+      confidence,
+      was: before?.was,
+      isEdited: before?.state === "edited",
+    };
   }
 
   /** Proposals that were not committed have fallen. */
@@ -202,7 +213,8 @@ export class Reel {
 
   _needed(moment, block) {
     const own = moment.changes.filter((change) => change.block === block && isShown(change.cell));
-    return Math.max(-1, ...own.map((change) => change.cell.pass ?? 0)); // without logprobs nothing says which pass it was
+    // Without logprobs nothing says which pass it was.
+    return Math.max(-1, ...own.map((change) => change.cell.pass ?? 0));
   }
 
   /** Block id -> what each pass of a denoised block revealed, by the commits where they say it. */
@@ -227,7 +239,9 @@ export class Reel {
 
   _wasFramed(block, row) {
     this._framed ??= new Set(
-      this.moments.filter((one) => one.kind === "frame").flatMap((one) => one.changes.map((c) => `${c.block}:${c.row}`)),
+      this.moments
+        .filter((one) => one.kind === "frame")
+        .flatMap((one) => one.changes.map((c) => `${c.block}:${c.row}`)),
     );
     return this._framed.has(`${block}:${row}`);
   }
@@ -246,7 +260,14 @@ export class Reel {
       }
       const isSeen = moment !== null && at === pass;
       const share = (at - from + 1) / (pass - from + (moment ? 1 : 2));
-      made.push({ ms: isSeen ? ms : begin + (ms - begin) * share, kind: "frame", block, pass: at, changes, isUnseen: !isSeen });
+      made.push({
+        ms: isSeen ? ms : begin + (ms - begin) * share,
+        kind: "frame",
+        block,
+        pass: at,
+        changes,
+        isUnseen: !isSeen,
+      });
     }
     found.next = pass + 1;
   }

@@ -10,9 +10,24 @@ const MODES = {
   auto: "auto: the cheapest",
 };
 const STORED = "fourleaf.settings";
-const DEFAULTS = { mode: "diffuse", policy: "threshold", threshold: 0.95, tokens_per_pass: 4, entropy_bound: 0.1, edit_threshold: 0.9, temperature: 0, seed: "", max_tokens: 512 };
+const DEFAULTS = {
+  mode: "diffuse",
+  policy: "threshold",
+  threshold: 0.95,
+  tokens_per_pass: 4,
+  entropy_bound: 0.1,
+  edit_threshold: 0.9,
+  temperature: 0,
+  seed: "",
+  max_tokens: 512,
+};
 // Which numbers a policy reads.
-const OF_POLICY = { threshold: ["threshold"], fixed: ["tokens_per_pass"], entropy: ["entropy_bound"], edit: ["threshold", "edit_threshold"] };
+const OF_POLICY = {
+  threshold: ["threshold"],
+  fixed: ["tokens_per_pass"],
+  entropy: ["entropy_bound"],
+  edit: ["threshold", "edit_threshold"],
+};
 const LIMITS = {
   threshold: [0, 1, 0.01],
   edit_threshold: [0, 1, 0.01],
@@ -72,12 +87,20 @@ export class Settings {
     const node = el("div", { class: "row settings" });
     const draw = () => {
       const parts = [];
-      if (!without.includes("mode")) parts.push(choice("Mode", modeChoices(), this.values.mode, (v) => change("mode", v)));
+      if (!without.includes("mode"))
+        parts.push(choice("Mode", modeChoices(), this.values.mode, (v) => change("mode", v)));
       const policies = model.capabilities?.policies ?? [];
       const isDiffusing = without.includes("mode") || ["diffuse", "auto"].includes(this.values.mode);
       if (policies.length && isDiffusing) {
         if (!policies.includes(this.values.policy)) this.values.policy = policies[0];
-        parts.push(choice("Policy", policies.map((p) => [p, p]), this.values.policy, (v) => change("policy", v)));
+        parts.push(
+          choice(
+            "Policy",
+            policies.map((p) => [p, p]),
+            this.values.policy,
+            (v) => change("policy", v),
+          ),
+        );
         for (const name of OF_POLICY[this.values.policy]) parts.push(this._number(name));
       }
       for (const name of ["temperature", "seed", "max_tokens"]) if (can(name)) parts.push(this._number(name));

@@ -47,7 +47,12 @@ export class Watch {
   }
 
   _build() {
-    this.box = el("textarea", { rows: 1, "aria-label": "What to say", placeholder: "Say something to the car …", maxlength: 20000 });
+    this.box = el("textarea", {
+      rows: 1,
+      "aria-label": "What to say",
+      placeholder: "Say something to the car …",
+      maxlength: 20000,
+    });
     this.box.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
@@ -56,11 +61,23 @@ export class Watch {
     });
     this.go = button("Watch", () => this.run(), { class: "main", "data-act": "watch" });
     this.stop = button("Stop", () => this.abort?.abort(), { hidden: true, "data-act": "stop" });
-    const chips = EXAMPLES.map((text) => button(text, () => { this.box.value = text; this.run(); }, { class: "chip" }));
+    const chips = EXAMPLES.map((text) =>
+      button(
+        text,
+        () => {
+          this.box.value = text;
+          this.run();
+        },
+        { class: "chip" },
+      ),
+    );
     const race = el("input", { type: "checkbox", checked: this.isRacing, onchange: () => this._raced(race.checked) });
     const order = choice(
       "They run",
-      [["turns", "one after the other"], ["together", "at the same time"]],
+      [
+        ["turns", "one after the other"],
+        ["together", "at the same time"],
+      ],
       "turns",
       (value) => (this.isTogether = value === "together"),
     );
@@ -73,19 +90,39 @@ export class Watch {
       lane.head.append(el("span", { class: "push" }, pick));
       this._mode(index, this.modes[index]);
     });
-    this.lanesNode = el("div", { class: "lanes" }, this.lanes.map((lane) => lane.node));
+    this.lanesNode = el(
+      "div",
+      { class: "lanes" },
+      this.lanes.map((lane) => lane.node),
+    );
     this.node = el(
       "div",
       { class: "view" },
-      el("div", {}, el("h2", {}, "Watch a block being written"), el("p", { class: "lead" },
-        "Up to ", el("strong", {}, "32 positions are filled at once"),
-        ": each pass reveals what the model is sure of. Beside it the same model writes one token a forward.")),
-      el("div", { class: "card ask" },
+      el(
+        "div",
+        {},
+        el("h2", {}, "Watch a block being written"),
+        el(
+          "p",
+          { class: "lead" },
+          "Up to ",
+          el("strong", {}, "32 positions are filled at once"),
+          ": each pass reveals what the model is sure of. Beside it the same model writes one token a forward.",
+        ),
+      ),
+      el(
+        "div",
+        { class: "card ask" },
         el("div", { class: "ask-line" }, this.box, this.go, this.stop),
         el("div", { class: "chips", role: "group", "aria-label": "Examples" }, chips),
-        el("details", {}, el("summary", {}, "How it decodes"),
+        el(
+          "details",
+          {},
+          el("summary", {}, "How it decodes"),
           el("div", { class: "row" }, el("label", { class: "field" }, race, "side by side"), order),
-          this.app.settings.form(["mode"]))),
+          this.app.settings.form(["mode"]),
+        ),
+      ),
       this.verdict,
       this.lanesNode,
       this.player.node,
@@ -96,7 +133,12 @@ export class Watch {
 
   _mode(index, mode) {
     this.modes[index] = mode;
-    const names = { ar: "One token at a time", diffuse: "Blocks at once", draft: "Proposed, then verified", auto: "The cheapest, block by block" };
+    const names = {
+      ar: "One token at a time",
+      diffuse: "Blocks at once",
+      draft: "Proposed, then verified",
+      auto: "The cheapest, block by block",
+    };
     this.lanes[index].title.textContent = names[mode] ?? mode;
     this.lanes[index].view.label = names[mode] ?? mode;
   }
@@ -122,9 +164,10 @@ export class Watch {
     this.verdict.textContent = "";
     this.node.classList.add("asked");
     if (innerWidth <= 700) this.lanesNode.scrollIntoView({ behavior: isStill() ? "auto" : "smooth" });
-    const start = (lane, index) => lane.run(this._body(said, index), this.abort.signal, (name, data) => {
-      if (index === 0) this.app.heard(name, data);
-    });
+    const start = (lane, index) =>
+      lane.run(this._body(said, index), this.abort.signal, (name, data) => {
+        if (index === 0) this.app.heard(name, data);
+      });
     try {
       if (this.isTogether) await Promise.all(lanes.map(start));
       else for (const [index, lane] of lanes.entries()) if (!this.abort.signal.aborted) await start(lane, index);
@@ -167,16 +210,42 @@ export class Watch {
     const one = [el("b", {}, figure(a.tpf, 2)), " tokens a forward in ", a.mode];
     if (!b) return one;
     const ratio = b.seconds / a.seconds;
-    const isSame = reels[0].content === reels[1].content && JSON.stringify(strip(reels[0].calls)) === JSON.stringify(strip(reels[1].calls));
+    const isSame =
+      reels[0].content === reels[1].content &&
+      JSON.stringify(strip(reels[0].calls)) === JSON.stringify(strip(reels[1].calls));
     const speed = this.isTogether
       ? [" Both shared the machine, so the clocks say little: run them one after the other to compare."]
-      : [" ", a.mode, " took ", figure(a.seconds, 2), " s, ", b.mode, " ", figure(b.seconds, 2), " s: ", el("b", {}, `${figure(ratio >= 1 ? ratio : 1 / ratio, 2)}×`), ratio >= 1 ? " as fast." : " as slow."];
-    return [...one, ", ", el("b", {}, figure(b.tpf, 2)), " in ", b.mode, ".", ...speed, isSame ? " The answers are the same." : " The answers differ."];
+      : [
+          " ",
+          a.mode,
+          " took ",
+          figure(a.seconds, 2),
+          " s, ",
+          b.mode,
+          " ",
+          figure(b.seconds, 2),
+          " s: ",
+          el("b", {}, `${figure(ratio >= 1 ? ratio : 1 / ratio, 2)}×`),
+          ratio >= 1 ? " as fast." : " as slow.",
+        ];
+    return [
+      ...one,
+      ", ",
+      el("b", {}, figure(b.tpf, 2)),
+      " in ",
+      b.mode,
+      ".",
+      ...speed,
+      isSame ? " The answers are the same." : " The answers differ.",
+    ];
   }
 
   _save() {
     const kept = this.lanes.filter((lane) => lane.reel).map(({ reel }) => ({ mode: reel.mode, events: reel.events }));
-    download("fourleaf-events.json", JSON.stringify({ model: model.id, prompt: this.box.value, answers: kept }, null, 1));
+    download(
+      "fourleaf-events.json",
+      JSON.stringify({ model: model.id, prompt: this.box.value, answers: kept }, null, 1),
+    );
   }
 }
 
