@@ -5,6 +5,9 @@ Shapes: B sequences of a forward, C canvases, S slots (32 to a page), G key-valu
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,7 +75,7 @@ class PagedKeyValues:
     def __init__(self, num_pages: int, num_groups: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
         shape = num_pages * PAGE_SIZE, num_groups, head_dim
         # Zeros that are never touched take no memory; and what masks hide must be finite.
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.keys, self.values = (_untouched(shape, dtype, device) for _ in range(2))
         self.tables = Tables([])
 
     def extend(self, keys: Tensor, values: Tensor, work: Work) -> None:
@@ -210,6 +213,19 @@ class Memory:
         for i, key in enumerate(self._together):
             self._alone[key] = [(layer.matrix[i : i + 1], layer.tail[i : i + 1]) for layer in self._batch]
         self._together, self._batch = (), []
+
+
+def _untouched(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros that take memory where they are written. torch writes its own; a CPU's are mapped instead, in small pages,
+    for a request's few positions lie in each of many pools."""
+    size = math.prod(shape) * dtype.itemsize
+    if device != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    mapped = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            mapped.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
 
 def _rises(pages: list[int]) -> bool:
