@@ -216,7 +216,7 @@ def test_kind_20_cancels_and_stops_and_starts_from_many_threads_lose_nothing(eng
     engine.stop()
     assert not errors
     assert not any(thread.is_alive() for thread in threads)
-    tokens_of(engine.generate(PROMPT, LONG))  # takes in the last cancels
+    tokens_of(engine.generate(PROMPT, LONG))  # takes in what was left when the thread stopped
     assert engine.core.is_idle
     assert engine.core.cache.pages.num_held == 0
 
@@ -271,3 +271,24 @@ def test_where_one_of_many_prompts_is_refused_none_is_in_line(engine):
     tokens_of(engine.generate(PROMPT, LONG))
     assert engine.core.is_idle
     assert engine.core.cache.tree.counters.num_lookups == 1
+
+
+def test_a_request_that_is_cancelled_while_another_caller_drives_is_gone_behind_that_forward(
+    engine, endless, monkeypatch
+):
+    """Without a thread: whoever drives looks once more when it has done with its forward."""
+    deltas = engine.generate(PROMPT, endless)
+    next(deltas)
+    ticket = engine.submit(engine.admit(PROMPT[:9], endless), lambda delta: None)
+    step = engine.core.step
+
+    def cancelled_meanwhile() -> bool:
+        is_busy = step()
+        engine.cancel(ticket)
+        return is_busy
+
+    monkeypatch.setattr(engine.core, "step", cancelled_meanwhile)
+    next(deltas)
+    assert engine.core.num_requests == 1
+    deltas.close()
+    assert engine.core.is_idle

@@ -221,11 +221,7 @@ class Engine:
         ticket.is_cancelled = True
         self._inbox.append(ticket)
         self._wake.set()
-        if self._thread is None and self._driving.acquire(blocking=False):
-            try:
-                self._take_in()
-            finally:
-                self._driving.release()
+        self._tidy()
 
     def start(self) -> None:
         """Drives the forwards in a thread of the engine's own, until `stop`."""
@@ -272,6 +268,15 @@ class Engine:
                 tell(sink, fault)
             return True
 
+    def _tidy(self) -> None:
+        """Takes in what is new where nobody drives. Whoever cancels calls it afterwards, and whoever has driven, so
+        that no cancelled request holds its memory until the next one comes."""
+        if self._thread is None and self._inbox and self._driving.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._driving.release()
+
     def _take_in(self) -> None:
         """Hands new and cancelled requests to the core. By whoever drives."""
         while self._inbox:
@@ -298,6 +303,7 @@ class Engine:
                 with self._driving:
                     if queue.empty():
                         self._drive()
+                self._tidy()
             try:
                 delta = queue.get(timeout=STOPPED_AFTER) if self._thread is not None else queue.get_nowait()
             except Empty:
