@@ -1,5 +1,7 @@
 """A sample of `scripts/soak_engine.py`, which says what it does."""
 
+from dataclasses import replace
+
 import pytest
 import script
 
@@ -32,3 +34,17 @@ def test_what_is_left_behind_is_found(soak, byte_tokenizer):
     core.step()
     soak._count(core, report)
     assert {fault.partition(" ")[2] for fault in report.wrong} >= {"requests are left", "held pages are left"}
+
+
+def test_an_answer_that_is_another_alone_is_found(soak, byte_tokenizer):
+    engine = soak.random_engine(byte_tokenizer, 0)
+    answer = soak.Answer([20] * 40, soak.GenerateParams(mode="ar", max_tokens=5))
+    engine.core.submit(engine.admit(answer.prompt, answer.params), answer.hear)
+    while engine.core.step():
+        pass
+    report = soak.Report()
+    soak._compare(engine, answer, report)
+    assert report.wrong == []
+    answer.deltas[0] = replace(answer.deltas[0], tokens=(answer.tokens[0] + 1,))
+    soak._compare(engine, answer, report)
+    assert len(report.wrong) == 1
