@@ -114,7 +114,8 @@ def _run(loaders: dict[str, Loader], settings: Settings, bound: socket) -> None:
     running = listener.Listener(create_app(models, settings=settings), settings.drain_seconds)
 
     def loaded(name: str) -> None:
-        print(f"{name} is served on {listener.url(bound)}/v1 (Ctrl-C ends)", file=sys.stderr)
+        url = listener.url(bound)
+        print(f"{name} is served on {url}/v1, with a page on {url} (Ctrl-C ends)", file=sys.stderr)
 
     def failed(error: Exception) -> None:
         if not models.served():  # nothing is left to serve

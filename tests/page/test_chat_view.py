@@ -5,11 +5,13 @@ import json
 import threading
 import time
 
+import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
 from fourleaf.serve.app import create_app
 from fourleaf.serve.capabilities import ALL_FIELDS, Abilities
+from fourleaf.serve.models import Models
 from fourleaf.tasks.cabin.schema import TOOLS
 from fourleaf.text.constraint import KINDS
 
@@ -225,3 +227,17 @@ def test_html_in_an_answer_stays_text_in_the_chat(visit, serve, scripted):
     assert said.locator("a").count() == 0
     assert "<script>" in said.inner_text()
     assert page.title() == "Fourleaf"
+
+
+def test_one_of_several_models_is_chosen_and_asked(visit, listen, scripted):
+    engines = {"first": scripted("I am first", name="first"), "second": scripted("I am second", name="second")}
+    models = Models({name: lambda engine=engine: (engine, None) for name, engine in engines.items()})
+    with listen(create_app(models)) as url:
+        while httpx2.get(f"{url}/health", timeout=30).status_code != 200:
+            time.sleep(0.05)
+        page = visit(url, "chat")
+        page.locator("#served select").select_option("second")
+        page.wait_for_function("() => document.querySelector('#served select')?.value === 'second'")
+        say(page, "who?")
+        answer_is(page, "I am second")
+        assert engines["first"].prompts == []

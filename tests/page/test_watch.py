@@ -73,7 +73,7 @@ def test_scrubbing_shows_each_pass_and_comes_back_to_the_same(visit, serve, able
     finished(page)
     replayed(page, "player.duration")
     end = cells(page)
-    assert "".join(text for _, text in end).rstrip("∎") == "One two three. " * 5
+    assert "".join(text for _, text in end).replace("␣", " ").rstrip("∎") == "One two three. " * 5
     replayed(page, "0")
     assert all(state in ("masked", "revealed") for state, _ in cells(page))
     page.get_by_role("button", name="One step on").click()
@@ -93,6 +93,19 @@ def test_scrubbing_shows_each_pass_and_comes_back_to_the_same(visit, serve, able
         }"""
     )
     assert revealed == sorted(revealed)
+
+
+def test_nothing_moves_by_itself_where_motion_is_not_wanted(visit, serve, able):
+    page = visit(serve(able("One two three. " * 5)), reduced_motion="reduce")
+    ask(page, "count")
+    page.wait_for_selector(".player:not([hidden])")
+    state = "() => { const { player } = fourleaf.views.get('watch'); return [player.isPlaying, player.time]; }"
+    assert page.evaluate(state)[0] is False
+    page.get_by_label("Position in the answer").press("Home")
+    page.get_by_role("button", name="Play", exact=True).click()
+    playing, time_shown = page.evaluate(state)
+    assert not playing
+    assert 0 < time_shown < page.evaluate("() => fourleaf.views.get('watch').player.duration")
 
 
 def test_the_range_scrubs_by_keyboard(visit, serve, able):

@@ -1,6 +1,7 @@
 // The server's API: JSON, and answers as typed events. Faults come as Trouble, with words for people.
 
 const KEY = "fourleaf.key";
+const MODEL = "fourleaf.model";
 
 /** What went wrong, in words. kind: "key" wants an API key, "gone" has no connection, "busy" may be tried again. */
 export class Trouble extends Error {
@@ -16,7 +17,7 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
-export const model = { id: "", capabilities: null };
+export const model = { id: "", names: [], capabilities: null };
 
 function headers() {
   const made = { "Content-Type": "application/json" };
@@ -55,10 +56,18 @@ export const postJSON = async (path, body, signal) => (await send(path, body, si
 /** Finds out what is served. */
 export async function connect() {
   const list = await getJSON("/v1/models");
-  if (!list.data.length) throw new Trouble("The server has no model loaded.", "busy");
-  model.id = list.data[0].id;
+  model.names = list.data.filter((card) => (card.status ?? "loaded") === "loaded").map((card) => card.id);
+  if (!model.names.length) throw new Trouble("The server has loaded no model yet.", "busy");
+  const wished = sessionStorage.getItem(MODEL);
+  model.id = model.names.includes(wished) ? wished : model.names[0];
   model.capabilities = await getJSON(`/v1/capabilities?model=${encodeURIComponent(model.id)}`);
   return model;
+}
+
+/** Takes another of the models. The page starts anew, since all views depend on what the model can. */
+export function useModel(name) {
+  sessionStorage.setItem(MODEL, name);
+  location.reload();
 }
 
 export const can = (field) => model.capabilities?.fields.includes(field) ?? false;

@@ -2,9 +2,9 @@
 
 import { Cabin } from "./cabin.js";
 import { Chat } from "./chat.js";
-import { Trouble, connect, getJSON, key, model } from "./client.js";
+import { Trouble, connect, getJSON, key, model, useModel } from "./client.js";
 import { Decide } from "./decide.js";
-import { $, button, el } from "./dom.js";
+import { $, button, choice, el } from "./dom.js";
 import { Numbers } from "./numbers.js";
 import { Settings } from "./settings.js";
 import { Watch } from "./watch.js";
@@ -126,8 +126,11 @@ class App {
 
   _calm() {
     $("#trouble").hidden = true;
-    const { block_size: block, modes } = model.capabilities;
-    this._served("ok", `${model.id} · ${block ? `blocks of ${block} · ` : ""}${modes.join(", ")}`);
+    this._served("ok", `${model.id} · ${model.capabilities.modes.join(", ")}`);
+    if (model.names.length > 1) {
+      const names = model.names.map((name) => [name, name]);
+      $("#served").replaceChildren(choice("Model", names, model.id, useModel));
+    }
   }
 
   _served(state, text) {
