@@ -115,7 +115,7 @@ def _run(loaders: dict[str, Loader], settings: Settings, bound: socket) -> None:
 
     def loaded(name: str) -> None:
         url = listener.url(bound)
-        print(f"{name} is served on {url}/v1, with a page on {url} (Ctrl-C ends)", file=sys.stderr)
+        print(f"{name} is served on {url}/v1 with a page on {url} (Ctrl-C ends)", file=sys.stderr)
 
     def failed(error: Exception) -> None:
         if not models.served():  # nothing is left to serve
