@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourleaf.model.state import KeyValues, Recurrent, State
+from fourleaf.model.state import AttentionCache, KeyValues, Recurrent, State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
 
@@ -53,12 +53,10 @@ def prepare(model: Transformer, requests: tuple[Request, ...]) -> State:
 
 def one(state: State, seq: int) -> State:
     """Sequence `seq` of a state, alone."""
-    layers = [
-        KeyValues(x.keys[seq : seq + 1].clone(), x.values[seq : seq + 1].clone())
-        if isinstance(x, KeyValues)
-        else type(x)(x.matrix[seq : seq + 1].clone(), x.tail[seq : seq + 1].clone())
-        for x in state.layers
-    ]
+    layers = []
+    for layer in state.layers:
+        first, second = (tensor[seq : seq + 1].clone() for tensor in tensors(layer))
+        layers.append(KeyValues(first, second) if isinstance(layer, KeyValues) else Recurrent(first, second))
     return State(layers, [state.lengths[seq]])
 
 
@@ -95,8 +93,11 @@ def in_turn(model: Transformer, state: State, request: Request, b: int) -> dict[
     return found
 
 
-def tensors(layer: KeyValues | Recurrent) -> tuple[Tensor, Tensor]:
-    return (layer.keys, layer.values) if isinstance(layer, KeyValues) else (layer.matrix, layer.tail)
+def tensors(layer: AttentionCache | Recurrent) -> tuple[Tensor, Tensor]:
+    if isinstance(layer, KeyValues):
+        return layer.keys, layer.values
+    assert isinstance(layer, Recurrent)
+    return layer.matrix, layer.tail
 
 
 def assert_same_memory(found: State, wanted: State, atol: float) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourleaf.model.state import KeyValues, State
+from fourleaf.model.state import KeyValues, Recurrent, State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
 
@@ -31,6 +31,7 @@ def memory(state: State, seq: int) -> list[Tensor]:
         if isinstance(layer, KeyValues):
             found += [x[seq, :, : state.lengths[seq]] for x in (layer.keys, layer.values)]
         else:
+            assert isinstance(layer, Recurrent)
             found += [layer.matrix[seq], layer.tail[seq]]
     return found
 

@@ -154,12 +154,10 @@ class State:
 
     def clone(self) -> State:
         """A copy that shares nothing."""
-        copies: list[KeyValues | Recurrent] = [
-            KeyValues(x.keys.clone(), x.values.clone())
-            if isinstance(x, KeyValues)
-            else Recurrent(x.matrix.clone(), x.tail.clone())
-            for x in self.layers
-        ]
+        copies: list[KeyValues | Recurrent] = []
+        for layer in self.layers:
+            first, second = (tensor.clone() for tensor in _tensors(layer))
+            copies.append(KeyValues(first, second) if isinstance(layer, KeyValues) else Recurrent(first, second))
         return State(copies, list(self.lengths))
 
     def advance(self, accepted: Sequence[int]) -> None:
@@ -172,8 +170,15 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        pairs = ((x.keys, x.values) if isinstance(x, KeyValues) else (x.matrix, x.tail) for x in self.layers)
-        return sum(t.nbytes for pair in pairs for t in pair)
+        return sum(tensor.nbytes for layer in self.layers for tensor in _tensors(layer))
+
+
+def _tensors(layer: AttentionCache | Recurrent) -> tuple[Tensor, Tensor]:
+    """Of a contiguous state's layer; pages have an owner of their own."""
+    if isinstance(layer, KeyValues):
+        return layer.keys, layer.values
+    assert isinstance(layer, Recurrent)
+    return layer.matrix, layer.tail
 
 
 def fresh_recurrent(

@@ -61,7 +61,9 @@ class Layer(nn.Module):
         mixer = self.self_attn if self.is_attention else self.linear_attn
         return mixer.forward, self.mlp.forward, self.input_layernorm.gain(), self.post_attention_layernorm.gain()
 
-    def _serve(self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: AttentionCache | Recurrent | None) -> Tensor:
+    def _serve(
+        self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: AttentionCache | Recurrent | None
+    ) -> Tensor:
         """The same, without what a call of a module and the look-up of its parts cost: a tenth of an `ar` step."""
         mix, mlp, before, between = self.parts()
         normed = serving.rms_norm(x, *before)
