@@ -19,7 +19,7 @@ from fourleaf.engine import auto, cost
 from fourleaf.engine.auto import Choice, Experience, Outcome
 from fourleaf.engine.cost import CostTable, Kind
 from fourleaf.engine.request import FixedMode, GenerateParams
-from fourleaf.model.state import State
+from fourleaf.model.state import Recurrent, State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
 
@@ -131,7 +131,7 @@ def table_of(model: Transformer, folder: Path | None) -> CostTable:
     most: dict[Kind, int] = {"step": _MOST_STEPS}
 
     def measure_now() -> CostTable:
-        return cost.measure(functools.partial(time_forward, model), most)
+        return cost.measure(Timer(model).seconds, most)
 
     if folder is None:
         return measure_now()
@@ -139,35 +139,58 @@ def table_of(model: Transformer, folder: Path | None) -> CostTable:
     return cost.recall(cost.cache_folder(), key, measure_now)
 
 
-@torch.inference_mode()
-def time_forward(model: Transformer, kind: Kind, rows: int) -> float:
-    """Seconds of one forward of `kind` with `rows` rows in all, head included."""
-    block = model.config.block_size or 32
-    each = 1 if kind == "step" else min(rows, 2 * block if kind == "fused" else block)
-    num = max(1, rows // each)
-    causal = {"step": 1, "pass": 0, "fused": each // 2, "verify": each}[kind]
-    canvas = {"step": 0, "pass": each, "fused": each - each // 2, "verify": 0}[kind]
-    weight = model.lm_head.weight
-    state = State.empty(model.config, num, weight.dtype, weight.device)
-    model(Work(_ids(model, num * _HISTORY), Segments([_HISTORY] * num, weight.device), [0] * num), state)
-    starts = list(state.lengths)
-    work = Work(
-        _ids(model, num * (causal + canvas)),
-        Segments([causal] * num, weight.device),
-        starts,
-        Segments([canvas] * num, weight.device) if canvas else None,
-        list(range(num)) if canvas else None,
-        [start + causal for start in starts] if canvas else None,
-        num_held=num if kind == "verify" else 0,
-    )
-    _wait(weight.device)
-    begin = time.perf_counter()
-    hidden, _ = model(work, state)
-    model.head(hidden[num * causal :] if canvas else hidden)
-    if kind == "verify":
-        state.advance([each // 2] * num)
-    _wait(weight.device)
-    return time.perf_counter() - begin
+class Timer:
+    """Times forwards of a model behind some committed text.
+
+    What they write to is made once: an engine's memory is there already, and the first touch of new memory costs more
+    than a small model's step.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self._model = model
+        self._states: dict[int, State] = {}  # by number of sequences
+
+    @torch.inference_mode()
+    def seconds(self, kind: Kind, rows: int) -> float:
+        """Of one forward of `kind` with `rows` rows in all, head included."""
+        model, device = self._model, self._model.lm_head.weight.device
+        block = model.config.block_size or 32
+        each = 1 if kind == "step" else min(rows, 2 * block if kind == "fused" else block)
+        num = max(1, rows // each)
+        causal = {"step": 1, "pass": 0, "fused": each // 2, "verify": each}[kind]
+        canvas = {"step": 0, "pass": each, "fused": each - each // 2, "verify": 0}[kind]
+        state = self._state(num)
+        starts = list(state.lengths)
+        work = Work(
+            _ids(model, num * (causal + canvas)),
+            Segments([causal] * num, device),
+            starts,
+            Segments([canvas] * num, device) if canvas else None,
+            list(range(num)) if canvas else None,
+            [start + causal for start in starts] if canvas else None,
+            num_held=num if kind == "verify" else 0,
+        )
+        _wait(device)
+        begin = time.perf_counter()
+        hidden, _ = model(work, state)
+        model.head(hidden[num * causal :] if canvas else hidden)
+        if kind == "verify":
+            state.advance([each // 2] * num)
+        _wait(device)
+        return time.perf_counter() - begin
+
+    def _state(self, num: int) -> State:
+        """`num` sequences with committed text. Forwards put new recurrent states in the place of old ones and write
+        keys and values behind the text, so the next caller finds it as it was."""
+        if num not in self._states:
+            model, weight = self._model, self._model.lm_head.weight
+            state = State.empty(model.config, num, weight.dtype, weight.device)
+            segments = Segments([_HISTORY] * num, weight.device)
+            model(Work(_ids(model, num * _HISTORY), segments, [0] * num), state)
+            self._states[num] = state
+        kept = self._states[num]
+        layers = [Recurrent(x.matrix, x.tail) if isinstance(x, Recurrent) else x for x in kept.layers]
+        return State(layers, list(kept.lengths))
 
 
 def _ids(model: Transformer, num: int) -> torch.Tensor:
