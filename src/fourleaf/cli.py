@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from fourleaf.conversions import AsJson, Threads
 from fourleaf.errors import FourleafError
 
 if TYPE_CHECKING:
-    from fourleaf.engine.request import Decoder
+    from fourleaf.engine.request import Decoder, GenerateParams
 
 USER_ERROR = 2
 DEFAULT_THRESHOLD = 0.95  # the engine's, which --help must not load
@@ -70,8 +71,19 @@ class Scored(StrEnum):
 
 
 Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; the bundled model by default.")]
-Mode = Annotated[str, typer.Option(help="ar: one token a forward. diffuse: blocks, several tokens a forward.")]
-Threshold = Annotated[float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        help="ar: one token a forward. draft (the default): the same tokens, proposed in blocks and verified. "
+        "diffuse: blocks, several tokens a forward. auto: for each block the cheapest."
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help=f"diffuse: a pass reveals what is more certain than this, 0 to 1; {DEFAULT_THRESHOLD} by default."
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="With a temperature: same seed, same answer.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Limit of an answer, in tokens.")]
@@ -105,12 +117,28 @@ def _load(model: Path | None, threads: int | None) -> tuple[Decoder, list[dict[s
     return Engine.load(path, num_threads=threads), fixed_tools(path)
 
 
+def _params(mode: str | None, threshold: float | None, temperature: float, seed: int) -> GenerateParams:
+    """What the options say. Raises RequestError for a value outside its limits."""
+    from fourleaf.engine.request import GenerateParams
+
+    given = {name: value for name, value in (("mode", mode), ("threshold", threshold)) if value is not None}
+    return GenerateParams(temperature=temperature, seed=seed, **given)  # type: ignore[arg-type]
+
+
+def _of_engine(params: GenerateParams, engine: Decoder, mode: str | None, threshold: float | None) -> GenerateParams:
+    """The same, in the model's own mode where none was named."""
+    from fourleaf.serve.capabilities import abilities
+
+    named = ("threshold",) if threshold is not None else ()
+    return params if mode is not None else replace(params, mode=abilities(engine).mode_for(named))  # type: ignore
+
+
 @app.command()
 def run(
     text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
     model: Model = None,
-    mode: Mode = "diffuse",
-    threshold: Threshold = DEFAULT_THRESHOLD,
+    mode: Mode = None,
+    threshold: Threshold = None,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
@@ -120,14 +148,14 @@ def run(
     delay: Delay = 0.08,
 ) -> None:
     """Answer one request, and say how fast it was."""
-    from fourleaf.engine.request import GenerateParams
     from fourleaf.serve.conversation import Conversation
     from fourleaf.serve.terminal import CanvasView, answer_lines, speed_line
 
     # Checked before the model is loaded: a mistake should not have to wait.
-    params = GenerateParams(mode=mode, threshold=threshold, temperature=temperature, seed=seed)  # type: ignore[arg-type]
+    params = _params(mode, threshold, temperature, seed)
     said = sys.stdin.read().strip() if text == "-" else text
     engine, tools = _load(model, threads)
+    params = _of_engine(params, engine, mode, threshold)
     view = CanvasView(engine.tokenizer, sys.stderr, delay) if show else nullcontext()
     with view as canvas:
         answer = Conversation(engine, tools, params, max_tokens).say(said, canvas.show if canvas else None)
@@ -141,8 +169,8 @@ def run(
 @app.command()
 def chat(
     model: Model = None,
-    mode: Mode = "diffuse",
-    threshold: Threshold = DEFAULT_THRESHOLD,
+    mode: Mode = None,
+    threshold: Threshold = None,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
@@ -151,13 +179,13 @@ def chat(
     delay: Delay = 0.08,
 ) -> None:
     """Talk to a model. /clear forgets what was said; /quit or Ctrl-D ends."""
-    from fourleaf.engine.request import GenerateParams
     from fourleaf.errors import RequestError
     from fourleaf.serve.conversation import Conversation
     from fourleaf.serve.terminal import CanvasView, answer_lines, said_lines, speed_line
 
-    params = GenerateParams(mode=mode, threshold=threshold, temperature=temperature, seed=seed)  # type: ignore[arg-type]
+    params = _params(mode, threshold, temperature, seed)
     engine, tools = _load(model, threads)
+    params = _of_engine(params, engine, mode, threshold)
     conversation = Conversation(engine, tools, params, max_tokens)
     for said in said_lines(sys.stdin):
         if said == "/quit":
@@ -311,7 +339,9 @@ def bench(
         list[str] | None,
         typer.Option(help="ar, draft, diffuse, auto or 'lossless auto'; several times for several, all by default."),
     ] = None,
-    threshold: Threshold = DEFAULT_THRESHOLD,
+    threshold: Annotated[
+        float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")
+    ] = DEFAULT_THRESHOLD,
     max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
     goodput: Annotated[
         float, typer.Option(min=0, help="Seconds for each arm at 1, 4 and 16 requests at once; 0 leaves that out.")

@@ -107,10 +107,11 @@ def test_several_answers_share_a_seed_and_differ(client):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stop_ends_an_answer(client, mode):
-    whole = ask(client, mode=mode, max_tokens=24)
+    fields = {"mode": mode, "max_tokens": 24, "seed": 1}  # a seed keeps `auto` from looking at other answers
+    whole = ask(client, **fields)
     text = whole["choices"][0]["message"]["content"]
     stop = text[4:6]
-    choice = ask(client, mode=mode, max_tokens=24, stop=[stop])
+    choice = ask(client, **fields, stop=[stop])
     assert choice["choices"][0]["message"]["content"] == text[: text.index(stop)]
     assert choice["choices"][0]["finish_reason"] == "stop"
     assert choice["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
@@ -149,3 +150,9 @@ def test_harnesses_score_through_the_real_engine(client):
     logprobs = response.json()["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == 5
     assert all(value is not None for value in logprobs["token_logprobs"][1:])
+
+
+def test_a_request_without_a_mode_is_drafted_unless_it_speaks_of_passes(client):
+    for fields, mode in (({}, "draft"), ({"threshold": 0.5}, "diffuse"), ({"policy": "fixed"}, "diffuse")):
+        assert ask(client, max_tokens=8, **fields)["usage"]["fourleaf"]["mode"] == mode
+    assert client.get("/v1/capabilities").json()["data"][0]["default_mode"] == "draft"
