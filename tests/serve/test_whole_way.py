@@ -153,6 +153,7 @@ def test_harnesses_score_through_the_real_engine(client):
 
 
 def test_a_request_without_a_mode_is_drafted_unless_it_speaks_of_passes(client):
-    for fields, mode in (({}, "draft"), ({"threshold": 0.5}, "diffuse"), ({"policy": "fixed"}, "diffuse")):
+    silent = {"threshold": None}
+    for fields, mode in ((silent, "draft"), ({"threshold": 0.5}, "diffuse"), (silent | {"policy": "fixed"}, "diffuse")):
         assert ask(client, max_tokens=8, **fields)["usage"]["fourleaf"]["mode"] == mode
     assert client.get("/v1/capabilities").json()["data"][0]["default_mode"] == "draft"
