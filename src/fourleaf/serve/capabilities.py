@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from fourleaf.decide import calibration
 from fourleaf.decide.questions import MAX_JOINT, MAX_LEVELS, MAX_OPTIONS, MAX_ROTATIONS
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import MODES, POLICIES, Decoder, GenerateParams
@@ -135,7 +136,10 @@ def _decisions(engine: Decoder) -> dict[str, Any] | None:
     if config is None:
         return None
     limits = {"max_options": MAX_OPTIONS, "max_levels": MAX_LEVELS, "max_joint_questions": MAX_JOINT}
-    return {"joint": bool(config.is_block_diffusion), **limits, "max_rotations": MAX_ROTATIONS}
+    folder = getattr(engine, "folder", None)
+    calibrated = folder is not None and (folder / calibration.FILE).is_file()
+    joint = bool(config.is_block_diffusion)
+    return {"joint": joint, "calibrated": calibrated, **limits, "max_rotations": MAX_ROTATIONS}
 
 
 def document(engine: Decoder, fixed_tools: bool) -> Mapping[str, Any]:

@@ -58,6 +58,12 @@ export class Decide {
     this.go = button("Decide", () => this.run(), { class: "main", "data-act": "decide" });
     this.fault = el("p", { class: "fault", role: "alert", hidden: true });
     this.result = el("div", { class: "decided", "aria-live": "polite" });
+    this.doubt = el(
+      "p",
+      { class: "lead", hidden: true },
+      "This model was not calibrated for decisions, and may never have seen any: what it says shows how they work, not ",
+      "what is right.",
+    );
     this.node = el(
       "div",
       { class: "view" },
@@ -98,7 +104,7 @@ export class Decide {
           ),
           this.fault,
         ),
-        el("section", { class: "card", "aria-label": "Answers" }, this.result),
+        el("section", { class: "card", "aria-label": "Answers" }, this.doubt, this.result),
       ),
     );
     this._empty();
@@ -138,6 +144,7 @@ export class Decide {
       );
     }
     this.isBusy = this.go.disabled = true;
+    this.doubt.hidden = model.capabilities.decisions?.calibrated ?? false;
     try {
       const ask = async (more) => {
         const began = performance.now();
