@@ -161,9 +161,9 @@ class Sequence:
             return Need(causal, None, [])
         if canvas is None:
             return Need(causal, None, [len(causal) - 1])
-        self._wanted = wanted_rows(self.params, canvas, self.vocabulary.end)
         assert self.vocabulary.mask is not None
         if self.guide is None or self._mode == "draft":
+            self._wanted = wanted_rows(self.params, canvas, self.vocabulary.end)
             ids = np.where(canvas.masked, self.vocabulary.mask, canvas.tokens)
         else:
             self._wanted, ids = np.flatnonzero(canvas.masked).tolist(), self.guide.shown(canvas, self.vocabulary.mask)

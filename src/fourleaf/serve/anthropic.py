@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fourleaf.errors import RequestError
-from fourleaf.serve.body import Wire, parse, refuse, shown
+from fourleaf.serve.body import Wire, parse, refuse, renamed, shown
 from fourleaf.serve.decoding import stops
 from fourleaf.serve.openai import ChatRequest, Function, Tool, check_chat_request
 
@@ -76,17 +76,8 @@ def parse_messages_request(body: bytes, *, counts: bool = False) -> ChatRequest:
     try:
         check_chat_request(chat)
     except RequestError as error:
-        raise renamed(error) from None
+        raise renamed(error, NAMES) from None
     return chat
-
-
-def renamed(error: RequestError) -> RequestError:
-    """The same error with the field called as the client called it."""
-    name = NAMES.get(error.param or "")
-    if name is None:
-        return error
-    message = error.message.replace(f"{error.param} ", f"{name} ", 1)
-    return type(error)(message, param=name, code=error.code)
 
 
 def _system(system: Any) -> list[dict[str, Any]]:

@@ -77,6 +77,15 @@ def refuse(param: str, why: str, code: str = "unsupported_value") -> NoReturn:
     raise RequestError(f"{param} {why}.", param=param, code=code)
 
 
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error with its field called as the client called it, where `names` has it: our name -> the client's."""
+    name = names.get(error.param or "")
+    if name is None:
+        return error
+    message = error.message.replace(f"{error.param} ", f"{name} ", 1)
+    return type(error)(message, param=name, code=error.code)
+
+
 def shown(value: object) -> str:
     """A value for an error message: JSON, cut where it is long."""
     text = json.dumps(value, ensure_ascii=False, default=repr)

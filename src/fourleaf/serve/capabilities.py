@@ -15,7 +15,7 @@ from fourleaf.decide.questions import MAX_JOINT, MAX_LEVELS, MAX_OPTIONS, MAX_RO
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import MODES, POLICIES, Decoder, GenerateParams
 from fourleaf.errors import RequestError
-from fourleaf.serve.body import shown
+from fourleaf.serve.body import renamed, shown
 from fourleaf.text.constraint import KINDS
 from fourleaf.text.grammar import is_available
 
@@ -112,11 +112,7 @@ class Wishes:
         try:
             return GenerateParams(**kept)
         except RequestError as error:
-            wish = self.by_field.get(error.param or "")
-            if wish is None or wish.param == error.param:
-                raise
-            message = error.message.replace(f"{error.param} ", f"{wish.param} ", 1)
-            raise RequestError(message, param=wish.param, code=error.code) from None
+            raise renamed(error, {name: wish.param for name, wish in self.by_field.items()}) from None
 
     def _check_choices(self, able: Abilities) -> None:
         for name, here, known in (("mode", able.modes, MODES), ("policy", able.policies, POLICIES)):

@@ -14,7 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from fourleaf.engine.request import Frame
 from fourleaf.errors import RequestError
 from fourleaf.serve.answer import Finish, Item
-from fourleaf.serve.anthropic import parse_messages_request, renamed
+from fourleaf.serve.anthropic import NAMES, parse_messages_request
+from fourleaf.serve.body import renamed
 from fourleaf.serve.faults import anthropic_error
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import ChatRequest, Prepared, prepare
@@ -50,7 +51,7 @@ def _prepare(served: Served, asked: ChatRequest) -> Prepared:
     try:
         return prepare(served, asked)
     except RequestError as error:
-        raise renamed(error) from None
+        raise renamed(error, NAMES) from None
 
 
 class Blocks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fourleaf.errors import RequestError
-from fourleaf.serve.body import Wire, note_unknown, parse, refuse, shown
+from fourleaf.serve.body import Wire, note_unknown, parse, refuse, renamed, shown
 from fourleaf.serve.openai import ChatRequest, Function, Tool, check_chat_request
 
 # Field -> the values beside null that ask for nothing.
@@ -84,17 +84,8 @@ def parse_responses_request(body: bytes) -> tuple[ResponsesRequest, ChatRequest]
     try:
         check_chat_request(chat)
     except RequestError as error:
-        raise renamed(error) from None
+        raise renamed(error, NAMES) from None
     return request, chat
-
-
-def renamed(error: RequestError) -> RequestError:
-    """The same error with the field called as the client called it."""
-    name = NAMES.get(error.param or "")
-    if name is None:
-        return error
-    message = error.message.replace(f"{error.param} ", f"{name} ", 1)
-    return type(error)(message, param=name, code=error.code)
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:

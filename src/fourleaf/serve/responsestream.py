@@ -14,10 +14,11 @@ from starlette.concurrency import run_in_threadpool
 from fourleaf.engine.request import Frame
 from fourleaf.errors import RequestError
 from fourleaf.serve.answer import Finish, Item
+from fourleaf.serve.body import renamed
 from fourleaf.serve.faults import error_body
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import ChatRequest, Prepared, prepare
-from fourleaf.serve.responses import ResponsesRequest, parse_responses_request, renamed
+from fourleaf.serve.responses import NAMES, ResponsesRequest, parse_responses_request
 from fourleaf.serve.server import Server
 from fourleaf.serve.stream import PING, Answers, EventStream, event, whole, with_pings
 from fourleaf.serve.usage import cached_tokens, how
@@ -43,7 +44,7 @@ def _prepare(served: Served, chat: ChatRequest) -> Prepared:
     try:
         return prepare(served, chat)
     except RequestError as error:
-        raise renamed(error) from None
+        raise renamed(error, NAMES) from None
 
 
 class Events:
