@@ -5,43 +5,18 @@ from dataclasses import replace
 
 import openai
 import pytest
-import torch
 from fastapi.testclient import TestClient
 
 from fourleaf.engine import Engine
 from fourleaf.engine.request import Delta, TokenLogprob
 from fourleaf.engine.score import score
-from fourleaf.model.config import ModelConfig
-from fourleaf.model.transformer import Transformer
 from fourleaf.serve.app import create_app
 from fourleaf.serve.capabilities import ABILITIES, ALL_FIELDS
-from fourleaf.text.chat import ChatTemplate
 
 
 @pytest.fixture(scope="module")
-def engine(byte_tokenizer) -> Engine:
-    config = ModelConfig(
-        vocab_size=byte_tokenizer.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=2,
-        full_attention_interval=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        rope_theta=10_000.0,
-        linear_num_key_heads=1,
-        linear_num_value_heads=1,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        intermediate_size=16,
-        block_size=8,
-        mask_token_id=byte_tokenizer.mask_id,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    torch.manual_seed(0)
-    template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-    return Engine("tiny", Transformer(config).eval(), byte_tokenizer, ChatTemplate(template, byte_tokenizer))
+def engine(tiny_engine) -> Engine:
+    return tiny_engine(64)
 
 
 @pytest.fixture(scope="module")

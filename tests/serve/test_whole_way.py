@@ -3,17 +3,11 @@
 import json
 
 import pytest
-import torch
 from fastapi.testclient import TestClient
 
-from fourleaf.engine import Engine
-from fourleaf.model.config import ModelConfig
-from fourleaf.model.transformer import Transformer
 from fourleaf.serve.app import create_app
-from fourleaf.text.chat import ChatTemplate
 
 SAID = [{"role": "user", "content": "hi"}]
-TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
 MODES = ("ar", "draft", "diffuse", "auto")
 SCHEMA = {
     "type": "object",
@@ -25,28 +19,8 @@ TOOL = {"type": "function", "function": {"name": "set_fan", "parameters": SCHEMA
 
 
 @pytest.fixture(scope="module")
-def client(byte_tokenizer):
-    config = ModelConfig(
-        vocab_size=byte_tokenizer.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=2,
-        full_attention_interval=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        rope_theta=10_000.0,
-        linear_num_key_heads=1,
-        linear_num_value_heads=1,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        intermediate_size=16,
-        block_size=8,
-        mask_token_id=byte_tokenizer.mask_id,
-        max_position_embeddings=256,
-        initializer_range=0.5,
-    )
-    torch.manual_seed(0)
-    engine = Engine("tiny", Transformer(config).eval(), byte_tokenizer, ChatTemplate(TEMPLATE, byte_tokenizer))
+def client(tiny_engine):
+    engine = tiny_engine(256)
     with TestClient(create_app(engine)) as client:
         yield client
 
