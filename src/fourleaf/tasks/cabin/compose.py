@@ -109,7 +109,8 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> 
         """Whether copied text that a pattern spells out belongs to this side ("take me home")."""
         return all(fillers.mine(value) for name, value in args.items() if (tool, name) in FREE_TEXT)
 
-    phrases = [p for p in corpus.phrases if keep(p.pattern) and fixed(p.tool, p.args)]
+    # Of a template each wording that is drawn is kept or not.
+    phrases = [p for p in corpus.phrases if (p.varies or keep(p.pattern)) and fixed(p.tool, p.args)]
     kept = [example for example in corpus.utterances if keep(example.utterance)]
     swapper = Swapper(corpus, fillers)
     templates = [t for t in (analyse(e, corpus, fillers) for e in kept if e.calls) if swapper.usable(t)]

@@ -10,17 +10,19 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from fourleaf.errors import LabelError
-from fourleaf.tasks.cabin import schema
+from fourleaf.tasks.cabin import schema, variants
 from fourleaf.tasks.cabin.schema import DATA, PARAMETERS, Example
 
 BASE_FILES = ("phrases.jsonl", "utterances.jsonl")
 SLOT = re.compile(r"\{(\w+)\}")
+_MOST_DRAWS = 50
 
 
 def held_out(text: str) -> bool:
@@ -30,7 +32,10 @@ def held_out(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Phrase:
-    """One way to ask for one tool: `pattern` has slots in braces, `args` the arguments fixed by the wording."""
+    """One way to ask for one tool: `pattern` has slots in braces, `args` the arguments fixed by the wording.
+
+    Where `varies`, the pattern is a template of many (module `variants`), to be drawn before it is used.
+    """
 
     tool: str
     pattern: str
@@ -38,10 +43,20 @@ class Phrase:
     sign: int = 0
     query_type: tuple[str, ...] = ()
     text_type: tuple[str, ...] = ()
+    varies: bool = False
 
     @property
     def slots(self) -> list[str]:
-        return SLOT.findall(self.pattern)
+        return variants.slots(self.pattern) if self.varies else SLOT.findall(self.pattern)
+
+    def drawn(self, random: Random) -> Phrase:
+        """One wording of a template, never one that is held out."""
+        assert self.varies
+        for _ in range(_MOST_DRAWS):
+            pattern = variants.draw(self.pattern, random)
+            if not held_out(pattern):
+                return replace(self, pattern=pattern, varies=False)
+        raise LabelError(f"{_MOST_DRAWS} draws of {self.pattern!r} were held out; give the template more wordings")
 
 
 @dataclass(frozen=True)
@@ -77,9 +92,8 @@ class Corpus:
 
 def _read_phrase(line: dict[str, Any], corpus: Corpus) -> None:
     tool, pattern, args = line["tool"], line["pattern"], line["args"]
-    phrase = Phrase(
-        tool, pattern, args, line.get("sign", 0), tuple(line.get("query_type", ())), tuple(line.get("text_type", ()))
-    )
+    kinds = tuple(line.get("query_type", ())), tuple(line.get("text_type", ()))
+    phrase = Phrase(tool, pattern, args, line.get("sign", 0), *kinds, varies=line["kind"] == "variants")
     if tool not in PARAMETERS:
         raise LabelError(f"unknown tool {tool!r}")
     named = [{"fahrenheit": "celsius"}.get(slot, slot) for slot in phrase.slots] + list(args)
@@ -101,7 +115,7 @@ def _read_line(line: dict[str, Any], corpus: Corpus) -> None:
         corpus.utterances.append(example)
         return
     kind = line["kind"]
-    if kind == "phrase":
+    if kind in ("phrase", "variants"):
         _read_phrase(line, corpus)
     elif kind == "repair":
         repair = Repair(
