@@ -65,6 +65,8 @@ def test_the_rows_that_a_document_is_said_to_cost(copies, collated):
     for document in documents:
         assert num_rows(document, "ar", BLOCK) == len(collated([document], drawn(0), "ar").work.tokens)
         assert num_rows(document, "joint", BLOCK) == len(collated([document], drawn(0), shifted=0.0).work.tokens)
+        thrice = collated([document], drawn(0), shifted=0.0, copies=3)
+        assert num_rows(document, "joint", BLOCK, copies=3) == len(thrice.work.tokens)
         shifted = len(collated([document], drawn(0), shifted=1.0).work.tokens)
         assert abs(num_rows(document, "joint", BLOCK) - shifted) < BLOCK
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fourleaf.checkpoint.convert import convert
+from fourleaf.diffusion.noise import NoiseConfig
+from fourleaf.errors import ConfigError
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage
 from fourleaf.train.data import Batch, Document
@@ -61,6 +63,28 @@ def test_a_batch_is_the_sum_of_its_micro_batches_by_global_counts(
     assert set(ours) == ({"next"} if stage is AR else {"next", "masked"})
     for our, their in zip(ours_grad, theirs_grad, strict=True):
         torch.testing.assert_close(our, their, rtol=0, atol=1e-12)
+
+
+def test_noisy_copies_are_further_noisy_batches_over_the_same_clean_rows(make_trainer, tmp_path, copies, collated):
+    """Three copies at once: the same losses and gradient as three batches of one, for fewer rows."""
+    trainer = make_trainer(tmp_path)
+    trainer._enter(JOINT)
+    trainer.model.double()
+    documents = list(islice(copies(0, 6), 5))
+    whole = collated(documents, random(), copies=3)
+    rng = random()
+    parts = [collated(documents, rng) for _ in range(3)]
+    num_clean = whole.work.num_causal
+    assert len(whole.work.tokens) == num_clean + sum(len(part.work.tokens) - num_clean for part in parts)
+    assert whole.num_next == parts[0].num_next
+    ours, ours_grad = gradients(trainer, JOINT, [whole])
+    theirs, theirs_grad = gradients(trainer, JOINT, parts)
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
+    for our, their in zip(ours_grad, theirs_grad, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-12)
+    for count in (0, -2):
+        with pytest.raises(ConfigError, match=rf"copies is {count}"):
+            NoiseConfig(copies=count)
 
 
 def test_each_term_is_a_mean_over_what_it_predicts(make_trainer, tmp_path, collated):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fourleaf.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
@@ -20,6 +22,8 @@ class NoiseConfig:
     those beside what is known). shifted: share of examples whose first block has a random length 1..block_size, since
     drafting starts blocks anywhere and only short canvases train the block-size calibration. full_slots: share of
     canvases of slots that are masked altogether; of the others, any number of slots is as likely as any other.
+    copies: noisy copies of each block, each with a mask and a first length of its own. The clean rows, half of the
+    work, serve them all.
     """
 
     least: float = 0.1
@@ -28,6 +32,11 @@ class NoiseConfig:
     settled: float = 0.25
     shifted: float = 0.5
     full_slots: float = 0.5
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        if self.copies < 1:
+            raise ConfigError(f"copies is {self.copies}; each block needs at least 1 noisy copy")
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,13 @@ def batches(
     return [groups[i] for i in rng.permutation(len(groups))]
 
 
-def num_rows(document: Document, objective: str, block_size: int) -> int:
-    """Rows that a document costs: its tokens, and under "joint" about as many block rows as its answer needs."""
+def num_rows(document: Document, objective: str, block_size: int, copies: int = 1) -> int:
+    """Rows that a document costs: its tokens, and under "joint" about as many block rows as its answer needs, for each
+    noisy copy."""
     answer = len(document.ids) - document.answer_start
     blocks = -(-answer // block_size) if objective == "joint" else 0
     noisy = blocks * block_size if document.slots is None else bool(blocks) * len(document.slots)
-    return len(document.ids) - 1 + noisy
+    return len(document.ids) - 1 + copies * noisy
 
 
 def collate(
@@ -128,7 +129,7 @@ def collate(
 
     found: list[tuple[int, NoisyBlock]] = []
     if objective == "joint":
-        for seq, document in enumerate(documents):
+        for seq, document in list(enumerate(documents)) * noise.copies:
             if document.slots is None:
                 blocks = noisy_blocks(document.ids, document.answer_start, end_id, block_size, noise, rng)
             else:

@@ -192,7 +192,8 @@ class Trainer:
         stage = config.stages[at.stage]
         documents = pool(self.source, config.seed, at.pool, config.pool_size, at.pool_calls)
         rng = np.random.default_rng([config.seed, 0, at.pool])
-        return batches(documents, stage.rows, rng, lambda d: num_rows(d, stage.objective, self.ids.block_size))
+        copies, block_size = config.noise.copies, self.ids.block_size
+        return batches(documents, stage.rows, rng, lambda d: num_rows(d, stage.objective, block_size, copies))
 
     def _log(self, stage: Stage, progress: float) -> None:
         window, self._window = self._window, {}
