@@ -17,7 +17,7 @@ from fourleaf.tasks.cabin import impossible
 from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.noise import add_typo, capital, hesitate, restyle
 from fourleaf.tasks.cabin.phrases import Corpus, Repair
-from fourleaf.tasks.cabin.pieces import CLUSTERS, COPYING_TOOLS, Piece, Requests
+from fourleaf.tasks.cabin.pieces import CLUSTERS, COPYING_TOOLS, EVEN_RATES, NumberRates, Piece, Requests
 from fourleaf.tasks.cabin.repairs import draw_repair
 from fourleaf.tasks.cabin.schema import FREE_TEXT, MISSING, OUT_OF_SCOPE, Example
 from fourleaf.tasks.cabin.whole import Swapper, Template, analyse
@@ -102,7 +102,7 @@ def _rarity(templates: list[Template]) -> list[float]:
 _FIXED_NAMES = frozenset({"window", "zone", "seat", "mode", "action", "item", "category", "color", "avoid"})
 
 
-def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> Side:
+def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers, rates: NumberRates = EVEN_RATES) -> Side:
     """The material whose patterns, utterances and sentences `keep` accepts."""
 
     def fixed(tool: str, args: dict[str, Any]) -> bool:
@@ -112,7 +112,7 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> 
     # Of a template each wording that is drawn is kept or not.
     phrases = [p for p in corpus.phrases if (p.varies or keep(p.pattern)) and fixed(p.tool, p.args)]
     kept = [example for example in corpus.utterances if keep(example.utterance)]
-    swapper = Swapper(corpus, fillers)
+    swapper = Swapper(corpus, fillers, rates)
     templates = [t for t in (analyse(e, corpus, fillers) for e in kept if e.calls) if swapper.usable(t)]
     weights = _rarity(templates)
     by_count: dict[int, list[Template]] = {}
@@ -124,7 +124,7 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers) -> 
     words = re.findall(r"[a-z]+", " ".join([p.pattern for p in corpus.phrases] + [e.utterance for e in kept]).lower())
     return Side(
         corpus,
-        Requests(corpus, phrases, fillers),
+        Requests(corpus, phrases, fillers, rates),
         swapper,
         by_count,
         {count: list(accumulate(values)) for count, values in count_weights.items()},

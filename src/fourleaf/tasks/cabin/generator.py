@@ -12,6 +12,7 @@ from typing import Any
 from fourleaf.tasks.cabin.compose import COUNT_WEIGHTS, Composer, make_side
 from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.phrases import corpus, held_out, overlaps_dev
+from fourleaf.tasks.cabin.pieces import TRAINING_RATES
 from fourleaf.tasks.cabin.schema import DONE, MAX_CALLS, Call, Example, answer_text, tool_calls_message
 
 NO_CALL_SHARE = 0.1
@@ -35,7 +36,7 @@ def training_composer() -> Composer:
     """The training side: patterns and fillers that are not held out, additions included."""
     material = corpus(additions=True)
     fillers = Fillers(material, unseen=False)
-    side = make_side(material, lambda text: not held_out(text), fillers)
+    side = make_side(material, lambda text: not held_out(text), fillers, TRAINING_RATES)
     return Composer(replace(side, invents=True))
 
 

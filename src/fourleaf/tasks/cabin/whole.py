@@ -16,7 +16,7 @@ from typing import Any
 from fourleaf.tasks.cabin import spoken
 from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.phrases import Corpus
-from fourleaf.tasks.cabin.pieces import FREE_SLOTS, Piece, draw_number
+from fourleaf.tasks.cabin.pieces import EVEN_RATES, FREE_SLOTS, NumberRates, Piece, draw_number
 from fourleaf.tasks.cabin.schema import FREE_TEXT, PARAMETERS, Call, Example
 
 # Beside these a seat, side or window may follow from who is meant, so its name alone must not change.
@@ -239,7 +239,8 @@ def analyse(example: Example, corpus: Corpus, fillers: Fillers) -> Template:
 class Swapper:
     """Fills the places of templates anew."""
 
-    def __init__(self, corpus: Corpus, fillers: Fillers) -> None:
+    def __init__(self, corpus: Corpus, fillers: Fillers, rates: NumberRates = EVEN_RATES) -> None:
+        self.rates = rates
         self.corpus = corpus
         self.fillers = fillers
 
@@ -319,13 +320,13 @@ class Swapper:
 
     def _number(self, place: Place, text: str, arguments: dict[str, Any], random: Random, tags: set[str]) -> str:
         old = text[place.start : place.end]
-        in_words = not old.isdigit() if random.random() < 0.7 else random.random() < 0.4
+        in_words = not old.isdigit() if random.random() < 0.7 else random.random() < self.rates.in_words
         if place.unit == "mph":
             said = random.randint(4, 18) * 5
             value, clamped = min(spoken.kmh(said), 150), False
         else:
             slot = "fahrenheit" if place.unit == "f" else place.slot
-            said, value, clamped = draw_number(slot, place.tool, random)
+            said, value, clamped = draw_number(slot, place.tool, random, beyond=self.rates.beyond)
             # "2 degrees" keeps its plural, and a word for nothing would read oddly where a level stood.
             if said <= 1:
                 return old
