@@ -30,7 +30,7 @@ from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.foreign import read_tokenizer
 from fourleaf.text.grammar import compile_constraint
-from fourleaf.text.router import Router, opens_in_reasoning
+from fourleaf.text.router import Router, Spelling, opens_in_reasoning
 from fourleaf.text.stops import StopFinder
 from fourleaf.text.tokenizer import MASK, Tokenizer
 
@@ -195,14 +195,19 @@ class Engine:
         limit = min(params.max_tokens, room)
         stops = None
         if params.stop:
-            opened = opens_in_reasoning(self.tokenizer, prompt_ids)
-            stops = StopFinder(params.stop, Router(self.tokenizer, self.chat.markup, reasoning=opened))
+            stops = StopFinder(params.stop, self._router(prompt_ids, params))
         guide = None
         if params.constraint is not None:
             grammar = compile_constraint(params.constraint, self.tokenizer, config.vocab_size)
             guide = Guide(grammar.matcher(), self.end_id)
         pilot = Pilot(self._fleet, params) if params.mode == "auto" else None
         return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide, pilot)
+
+    def _router(self, prompt_ids: list[int], params: GenerateParams) -> Router | Spelling:
+        if params.raw:
+            return Spelling(self.tokenizer)
+        opened = opens_in_reasoning(self.tokenizer, prompt_ids)
+        return Router(self.tokenizer, self.chat.markup, reasoning=opened)
 
     def _costs(self) -> CostTable:
         return table_of(self.model, self.folder)

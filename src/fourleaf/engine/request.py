@@ -106,6 +106,8 @@ class GenerateParams:
     max_tokens          limit on committed tokens, the end token among them; at least 1.
     stop                texts before which the answer's content ends.
     stop_token_ids      tokens that end the answer as the end token does, and are left out of it.
+    raw                 the answer is text that goes on, no chat: all of it is content, tags and control tokens as they
+                        are spelled, so that stops are looked for in all of it.
     seed                0 to 2^63 - 1: with one, `auto` chooses modes by nothing but the request itself. None: random
                         numbers as of seed 0, and `auto` may look at what other requests have shown.
     choice              which of a request's `n` answers this is: each has its own random numbers.
@@ -133,6 +135,7 @@ class GenerateParams:
     choice: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    raw: bool = False
     logprobs: int | None = None
     lossless: bool = False
     priority: Priority = "interactive"

@@ -79,13 +79,8 @@ def answer(
     params: GenerateParams,
     offer: Offer,
     observe: Callable[[Frame], None] | None = None,
-    *,
-    raw: bool = False,
 ) -> Generator[Item]:
-    """Decodes one answer; the last item is its `Finish`. Whatever `observe` raises ends the request and comes out.
-
-    raw: everything is content, tags spelled out.
-    """
+    """Decodes one answer; the last item is its `Finish`. Whatever `observe` raises ends the request and comes out."""
     started = time.perf_counter()
     watched = 0.0
     first = 0.0
@@ -100,7 +95,7 @@ def answer(
             watched += time.perf_counter() - before
 
     router: Router | Spelling = Spelling(engine.tokenizer)
-    if not raw:
+    if not params.raw:
         opened = opens_in_reasoning(engine.tokenizer, prompt_ids)
         router = Router(engine.tokenizer, engine.chat.markup, offer.tools, reasoning=opened)
     stops = StopFilter(params.stop)

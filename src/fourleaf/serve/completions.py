@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from fourleaf.serve.body import parse, refuse, shown
 from fourleaf.serve.chunks import Chunk, Stamp
 from fourleaf.serve.decoding import Decode, each_choice, top_logprobs
 from fourleaf.serve.faults import error_body
-from fourleaf.serve.logprobs import completion_entries
+from fourleaf.serve.logprobs import CompletionLogprobs
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import StreamOptions, admit
 from fourleaf.serve.server import Server, watcher
@@ -58,10 +58,9 @@ class _Choice:
 
     prompt_ids: list[int]
     params: GenerateParams
+    logprobs: CompletionLogprobs
     text: str = ""
-    length: int = 0  # characters sent so far, for text_offset
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    length: int = 0  # characters sent so far
     scores: list[TokenLogprob | None] | None = None
     generated: int = 0
     finish: Finish | None = None
@@ -103,10 +102,10 @@ def prepare(served: Served, asked: CompletionRequest) -> list[_Choice]:
         if wanted > 0 or room < 0:
             limit = fit(len(prompt_ids), wanted, engine.max_context, prompt="prompt")
             wishes.add("max_tokens", limit)
-        each = each_choice(wishes, served.able, asked.choices())
+        each = [replace(params, raw=True) for params in each_choice(wishes, served.able, asked.choices())]
         if wanted > 0:
             admit(engine, prompt_ids, each[0])
-        made += [_Choice(prompt_ids, params) for params in each]
+        made += [_Choice(prompt_ids, params, CompletionLogprobs(engine.tokenizer)) for params in each]
     return made
 
 
@@ -153,7 +152,7 @@ def _work(engine: Decoder, choice: _Choice, asked: CompletionRequest, job: Job[A
     if asked.max_tokens == 0:
         yield Finish("length", Usage(len(choice.prompt_ids), 0, 0, 0, 0), 0.0, 0.0)
         return
-    yield from answer(engine, choice.prompt_ids, choice.params, Offer(None, None), watcher(job, frames=False), raw=True)
+    yield from answer(engine, choice.prompt_ids, choice.params, Offer(None, None), watcher(job, frames=False))
 
 
 class _Reply:
@@ -181,12 +180,12 @@ class _Reply:
         match item:
             case Scored(logprobs):
                 choice.scores = logprobs
-                choice.tokens += choice.prompt_ids
-                choice.logprobs += logprobs[:-1]
+                choice.logprobs.add(choice.prompt_ids, logprobs[:-1])
+                choice.logprobs.end_prompt()
             case Committed(tokens, logprobs):
                 choice.generated += len(tokens)
-                choice.tokens += tokens
-                choice.logprobs += [None] * len(tokens) if logprobs is None else logprobs
+                if self._asked.logprobs is not None:
+                    choice.logprobs.add(tokens, [None] * len(tokens) if logprobs is None else logprobs)
             case ContentDelta(text):
                 choice.text += text
             case Finish():
@@ -200,23 +199,23 @@ class _Reply:
             return
         behind = choice.scores[-1] if choice.generated == 0 else None
         assert behind is None or isinstance(behind, TokenLogprob)
-        choice.tokens.append(self._tokenizer.end_id)
-        choice.logprobs.append(behind)
+        choice.logprobs.add([self._tokenizer.end_id], [behind])
 
     def _wire(self, index: int) -> dict[str, Any]:
         """What has gathered since the last chunk, as a choice."""
         choice = self._choices[index]
+        choice.length += len(choice.text)
         entries = None
         if self._asked.logprobs is not None:
-            entries = completion_entries(self._tokenizer, choice.tokens, choice.logprobs, choice.length)
+            whole = choice.finish is not None and choice.finish.stop is None
+            entries = choice.logprobs.take(choice.length, rest=whole)
         wire = {
             "index": index,
             "text": choice.text,
             "logprobs": entries,
             "finish_reason": None if choice.finish is None else choice.finish.reason,
         }
-        choice.length += len(choice.text)
-        choice.text, choice.tokens, choice.logprobs = "", [], []
+        choice.text = ""
         return wire
 
     def _usage(self) -> dict[str, Any]:

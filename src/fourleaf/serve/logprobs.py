@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,21 +33,40 @@ def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     return {"token": spelled.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(spelled)}
 
 
-def completion_entries(
-    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], offset: int = 0
-) -> dict[str, Any]:
-    """The `logprobs` of a text completion. A token without one (a prompt's first) has null.
+class CompletionLogprobs:
+    """The `logprobs` of a text completion, gathered as tokens are committed and given out as their text is.
 
-    offset: characters of the whole text before the first token.
+    Text may be held back where a stop could begin, and what follows a stop is dropped. So a token is given out when a
+    character of its own, or of those it shares with others, has been; never one that begins behind the text.
     """
-    texts = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
-    offsets = [offset + sum(map(len, texts[:at])) for at in range(len(texts))]
-    return {
-        "tokens": texts,
-        "token_logprobs": [None if one is None else finite(one.logprob) for one in logprobs],
-        "top_logprobs": [None if one is None else _alternatives(tokenizer, one) for one in logprobs],
-        "text_offset": offsets,
-    }
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._length = 0  # characters of all tokens so far
+        self._held: list[tuple[int, TokenLogprob | None, int]] = []  # with the character at which each begins
+
+    def add(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> None:
+        """More tokens, in order. One without a logprob (a prompt's first) has None."""
+        for token, one in zip(tokens, logprobs, strict=True):
+            self._held.append((token, one, self._length))
+            self._length += len(self._characters.decode(self._tokenizer.token_bytes(token)))
+
+    def end_prompt(self) -> None:
+        """A character that the prompt leaves unfinished is not finished by the answer."""
+        self._length += len(self._characters.decode(b"", final=True))
+
+    def take(self, length: int, *, rest: bool = False) -> dict[str, Any]:
+        """As JSON: the tokens that begin in the first `length` characters and have not been taken. rest: the others,
+        too."""
+        taken = [one for one in self._held if rest or one[2] < length]
+        self._held = self._held[len(taken) :]
+        return {
+            "tokens": [self._tokenizer.token_bytes(token).decode("utf-8", "replace") for token, _, _ in taken],
+            "token_logprobs": [None if one is None else finite(one.logprob) for _, one, _ in taken],
+            "top_logprobs": [None if one is None else _alternatives(self._tokenizer, one) for _, one, _ in taken],
+            "text_offset": [offset for _, _, offset in taken],
+        }
 
 
 def _alternatives(tokenizer: Tokenizer, one: TokenLogprob) -> dict[str, float]:

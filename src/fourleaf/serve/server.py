@@ -59,17 +59,15 @@ class Server:
         offer: Offer,
         *,
         frames: bool = False,
-        raw: bool = False,
     ) -> Answers[Item | Frame]:
-        """Puts one answer for each prompt and its parameters in line. frames: they come between the items. raw: as
-        `answer` has it.
+        """Puts one answer for each prompt and its parameters in line. frames: they come between the items.
 
         Raises BusyError where the line is full.
         """
 
         def work_of(prompt_ids: list[int], one: GenerateParams) -> Any:
             def work(job: Job[Item | Frame]) -> Generator[Item | Frame]:
-                return answer(served.engine, prompt_ids, one, offer, watcher(job, frames=frames), raw=raw)
+                return answer(served.engine, prompt_ids, one, offer, watcher(job, frames=frames))
 
             return work
 

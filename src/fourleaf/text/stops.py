@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fourleaf.text.router import ContentDelta, Event, Router
+from fourleaf.text.router import ContentDelta, Event, Router, Spelling
 
 
 class _Stop:
@@ -91,7 +91,7 @@ class StopFinder:
     found: the stop, once there is one. num_kept: characters of content before it, or so far.
     """
 
-    def __init__(self, stops: Sequence[str], router: Router) -> None:
+    def __init__(self, stops: Sequence[str], router: Router | Spelling) -> None:
         self._filter, self._router = StopFilter(stops), router
         self.num_kept = 0
 
