@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from fourleaf import conversions, decisions, listings, serving
+from fourleaf import conversions, decisions, listings, serving, training
 from fourleaf.conversions import AsJson, Threads
 from fourleaf.errors import FourleafError
 
@@ -55,12 +55,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class Task(StrEnum):
-    """What recipes exist for."""
-
-    cabin = "cabin"
 
 
 class Scored(StrEnum):
@@ -203,69 +197,6 @@ def chat(
         print(speed_line(answer.finish, params), file=sys.stderr)
 
 
-@app.command()
-def train(
-    task: Annotated[Task, typer.Argument(help="What to train for.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run; the trained model comes to its `model` folder.")] = Path(
-        "runs/cabin"
-    ),
-    minutes: Annotated[
-        float | None, typer.Option(help="Budget: minutes of steps, over all resumes. A new run has 30 by default.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Budget: optimiser steps, in place of minutes.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed and steps, same weights.")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Go on with a run that the folder holds, or refuse to.")
-    ] = True,
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile for a minute first; steps are faster then.")
-    ] = True,
-    start: Annotated[
-        Path | None,
-        typer.Option("--from", help="Checkpoint folder whose weights begin a new run."),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share a step; one for each core, two at most, by default.")
-    ] = None,
-    judgements: Annotated[
-        float | None,
-        typer.Option(help="Share of the tokens that are question sheets, 0 to below 1. A new run has 0 by default."),
-    ] = None,
-    threads: Threads = None,
-) -> None:
-    """Train a model by its recipe: AR first, then block diffusion.
-
-    Ctrl-C saves; the same command goes on from there.
-    """
-    from fourleaf.train.heldout import evaluator
-    from fourleaf.train.meter import Meter
-    from fourleaf.train.recipes import CABIN_STAGES, train_cabin
-
-    meter = Meter(tuple(stage.share for stage in CABIN_STAGES), sys.stderr)
-    try:
-        made = train_cabin(
-            out,
-            minutes=minutes,
-            steps=steps,
-            seed=seed,
-            resume=resume,
-            compiled=compiled,
-            num_threads=threads,
-            num_workers=workers,
-            start=start,
-            judgements=judgements,
-            evaluate=evaluator,
-            report=meter,
-        )
-    except KeyboardInterrupt:
-        meter.close()
-        print(f"stopped; the run so far is in {out}, and the same command goes on from there", file=sys.stderr)
-        raise
-    finally:
-        meter.close()
-    print(made)
-
-
 @app.command("eval")
 def evaluate(
     task: Annotated[Scored, typer.Argument(help="What to score on.")],
@@ -377,6 +308,7 @@ def bench(
 
 
 for command in (
+    training.train,
     serving.serve,
     *(listings.ls, listings.show, listings.doctor),
     *(conversions.quantize, conversions.convert, conversions.pull, conversions.plan),

@@ -150,11 +150,11 @@ def command(train, monkeypatch, *words: str) -> int:
 def test_the_command_hands_its_options_on_and_prints_where_the_model_is(monkeypatch, tmp_path, capsys):
     train = Train()
     words = ("--out", str(tmp_path), "--steps", "7", "--seed", "3", "--threads", "1", "--no-resume", "--no-compile")
-    words += ("--from", "elsewhere", "--workers", "2", "--judgements", "0.25")
+    words += ("--from", "elsewhere", "--workers", "2", "--judgements", "0.25", "--puzzles", "0.1")
     assert command(train, monkeypatch, *words) == 0
     del train.asked["evaluate"]
     wanted = {"minutes": None, "steps": 7, "seed": 3, "resume": False, "compiled": False, "num_threads": 1}
-    wanted |= {"num_workers": 2, "start": Path("elsewhere"), "judgements": 0.25}
+    wanted |= {"num_workers": 2, "start": Path("elsewhere"), "judgements": 0.25, "puzzles": 0.1}
     assert train.asked == {"out": tmp_path, **wanted}
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'model'}\n"

@@ -182,7 +182,7 @@ def test_a_share_of_all_tokens_is_refused():
             TrainConfig(stages=recipes.CABIN_STAGES, steps=1, judgements=share)
 
 
-def test_the_recipe_takes_sheets_along_and_a_resumed_run_keeps_its_share(tokenizer, monkeypatch, tmp_path):
+def test_the_recipe_takes_sheets_and_grids_along_and_a_resumed_run_keeps_its_shares(tokenizer, monkeypatch, tmp_path):
     stages = tuple(dataclasses.replace(stage, rows=400) for stage in recipes.CABIN_STAGES)
     monkeypatch.setattr(recipes, "CABIN_STAGES", stages)
     monkeypatch.setattr(recipes, "cabin_tokenizer", lambda **_: tokenizer)
@@ -190,7 +190,14 @@ def test_the_recipe_takes_sheets_along_and_a_resumed_run_keeps_its_share(tokeniz
     quick = {"compiled": False, "overrides": {"pool_size": 8, "log_every": 1, "eval_examples": 4}}
     lines = []
     made = train_cabin(
-        tmp_path, steps=2, judgements=0.5, evaluate=heldout.evaluator, report=lines.append, num_workers=1, **quick
+        tmp_path,
+        steps=2,
+        judgements=0.5,
+        puzzles=0.2,
+        evaluate=heldout.evaluator,
+        report=lines.append,
+        num_workers=1,
+        **quick,
     )
     found = [line["judgements"] for line in lines if "evaluation" in line]
     assert found[0].keys() == {"alone"}
@@ -200,3 +207,5 @@ def test_the_recipe_takes_sheets_along_and_a_resumed_run_keeps_its_share(tokeniz
     train_cabin(tmp_path, steps=3, num_workers=1, **quick)
     with pytest.raises(ConfigError, match=r"judgements 0\.5"):
         train_cabin(tmp_path, steps=4, judgements=0.25, num_workers=1, **quick)
+    with pytest.raises(ConfigError, match=r"puzzles 0\.2"):
+        train_cabin(tmp_path, steps=4, puzzles=0.1, num_workers=1, **quick)

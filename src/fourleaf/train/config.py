@@ -59,7 +59,8 @@ class TrainConfig:
 
     Exactly one of `minutes` (time spent on steps, summed over resumes) and `steps` is the budget. A run by steps is
     bit-exact under resume on one device; a run by minutes reads a clock, so its schedule follows the machine's speed.
-    micro_batches: batches whose gradients a step sums. judgements: share of the tokens that are question sheets.
+    micro_batches: batches whose gradients a step sums. judgements, puzzles: shares of the tokens that are
+    question sheets and Sudoku grids.
     """
 
     stages: tuple[Stage, ...]
@@ -67,6 +68,7 @@ class TrainConfig:
     steps: int | None = None
     seed: int = 0
     judgements: float = 0.0
+    puzzles: float = 0.0
     pool_size: int = 1024
     micro_batches: int = 1
     noise: NoiseConfig = field(default_factory=NoiseConfig)
@@ -87,8 +89,11 @@ class TrainConfig:
         budget = self.minutes if self.steps is None else self.steps
         if budget is not None and budget <= 0:
             raise ConfigError(f"the run's budget is {budget}; it must be above 0")
-        if not 0 <= self.judgements < 1:
-            raise ConfigError(f"judgements is {self.judgements}; it must be from 0 to below 1")
+        for name, share in (("judgements", self.judgements), ("puzzles", self.puzzles)):
+            if not 0 <= share < 1:
+                raise ConfigError(f"{name} is {share}; it must be from 0 to below 1")
+        if self.judgements + self.puzzles >= 1:
+            raise ConfigError(f"judgements {self.judgements} and puzzles {self.puzzles} leave nothing for the rest")
         if self.micro_batches < 1:
             raise ConfigError(f"micro_batches is {self.micro_batches}; it must be at least 1")
         total = sum(stage.share for stage in self.stages)

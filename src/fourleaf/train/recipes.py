@@ -25,6 +25,7 @@ from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Document, Source, mixed
 from fourleaf.train.folder import Line, RunFolder
+from fourleaf.train.grids import puzzle_source
 from fourleaf.train.heldout import judging
 from fourleaf.train.sheets import sheet_source, sheet_texts
 from fourleaf.train.trainer import Evaluate, Ids, Trainer
@@ -100,12 +101,14 @@ def cabin_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
     return source
 
 
-def training_source(tokenizer: Tokenizer, chat: ChatTemplate, judgements: float) -> Source:
-    """Cabin alone, or with question sheets as this share of the tokens."""
-    cabin = cabin_source(tokenizer, chat)
-    if judgements == 0:
-        return cabin
-    return mixed([(cabin, 1 - judgements), (sheet_source(tokenizer, chat), judgements)])
+def training_source(tokenizer: Tokenizer, chat: ChatTemplate, judgements: float, puzzles: float = 0.0) -> Source:
+    """Cabin alone, or with question sheets and Sudoku grids as these shares of the tokens."""
+    sources = [(cabin_source(tokenizer, chat), 1 - judgements - puzzles)]
+    if judgements > 0:
+        sources.append((sheet_source(tokenizer, chat), judgements))
+    if puzzles > 0:
+        sources.append((puzzle_source(tokenizer, chat), puzzles))
+    return sources[0][0] if len(sources) == 1 else mixed(sources)
 
 
 def _evaluation(evaluate: Evaluate, tokenizer: Tokenizer, chat: ChatTemplate, judgements: float) -> Evaluate:
@@ -131,25 +134,28 @@ def train_cabin(
     report: Callable[[Line], None] | None = None,
     start: Path | None = None,
     judgements: float | None = None,
+    puzzles: float | None = None,
     overrides: dict[str, object] | None = None,
 ) -> Path:
     """Trains the bundled model, or goes on where the run in `out` stands, and writes `out`/model.
 
     A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and at the
     hard end of each curriculum. Without `minutes` and `steps` a run keeps the budget that it was started with, and a
-    new one has 30 minutes; the same goes for `judgements`, the share of the tokens that are question sheets, which is 0
-    in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that
-    `resume` or the settings forbid to go on with, or where `start` holds a model of another shape, CheckpointError
-    where either is broken.
+    new one has 30 minutes; the same goes for `judgements` and `puzzles`, the shares of the tokens that are question
+    sheets and Sudoku grids, which are 0 in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where
+    `out` holds a run that `resume` or the settings forbid to go on with, or where `start` holds a model of another
+    shape, CheckpointError where either is broken.
     """
     folder = RunFolder(out)
     if not resume and folder.checkpoint.exists():
         raise ConfigError(f"{out} holds a run; go on with it or choose another folder")
     if minutes is None and steps is None:
         minutes, steps = _own_budget(folder)
-    judgements = _own_judgements(folder) if judgements is None else judgements
+    judgements = _own_share(folder, "judgements") if judgements is None else judgements
+    puzzles = _own_share(folder, "puzzles") if puzzles is None else puzzles
     stages = CABIN_STAGES if start is None else tuple(stage.at_full_length() for stage in CABIN_STAGES)
-    config = TrainConfig(stages=stages, minutes=minutes, steps=steps, seed=seed, judgements=judgements, micro_batches=2)
+    shares = {"judgements": judgements, "puzzles": puzzles}
+    config = TrainConfig(stages=stages, minutes=minutes, steps=steps, seed=seed, micro_batches=2, **shares)
     config = dataclasses.replace(config, **(overrides or {}))  # type: ignore[arg-type]
     workers = default_workers(config.micro_batches) if num_workers is None else num_workers
     torch.set_num_threads(num_threads or (1 if workers > 1 else torch.get_num_threads()))
@@ -159,7 +165,7 @@ def train_cabin(
     trainer = Trainer(
         config,
         cabin_trunk(tokenizer.vocab_size),
-        training_source(tokenizer, chat, judgements),
+        training_source(tokenizer, chat, **shares),
         Ids(end=tokenizer.end_id, mask=tokenizer.mask_id, block_size=BLOCK_SIZE),
         out,
         None if evaluate is None else _evaluation(evaluate(tokenizer, chat), tokenizer, chat, judgements),
@@ -193,10 +199,10 @@ def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
     return settings["minutes"], settings["steps"]
 
 
-def _own_judgements(folder: RunFolder) -> float:
+def _own_share(folder: RunFolder, name: str) -> float:
     """The share that the run in the folder was started with; 0 for a new one."""
     snapshot = folder.load()
-    return 0.0 if snapshot is None else snapshot.settings.get("judgements", 0.0)
+    return 0.0 if snapshot is None else snapshot.settings.get(name, 0.0)
 
 
 def _own_tokenizer(

@@ -32,7 +32,7 @@ from fourleaf.train.workers import Workers
 Evaluate = Callable[[Transformer, str, int], dict[str, Any]]
 
 # Settings that give a pool's number its meaning: other values would be another run.
-_IDENTITY = ("seed", "pool_size", "judgements")
+_IDENTITY = ("seed", "pool_size", "judgements", "puzzles")
 # Settings that change how long and how loudly, not what.
 _BUDGET = ("minutes", "steps", "log_every", "save_every_s", "eval_every_s", "eval_examples")
 
