@@ -56,8 +56,11 @@ class Tables:
         """The first `num_keys` positions of some sequences: [len(sequences), G, num_keys, A]; what lies behind a
         sequence's own rows is some row of its own pages. In place where one sequence's pages are consecutive."""
         if len(sequences) == 1 and self._consecutive[sequences[0]]:
-            first = self.pages[sequences[0]][0] * PAGE_SIZE
-            return pool.narrow(0, first, num_keys).unsqueeze(0).transpose(1, 2)
+            num_groups, head_dim = pool.shape[1:]
+            row = num_groups * head_dim
+            begin = self.pages[sequences[0]][0] * PAGE_SIZE * row
+            shape, strides = (1, num_groups, num_keys, head_dim), (num_keys * row, head_dim, row, 1)
+            return pool.as_strided(shape, strides, pool.storage_offset() + begin)  # three views in one operation
         num = -(-num_keys // PAGE_SIZE)
         key = (num, *sequences)
         index = self._gathers.get(key)

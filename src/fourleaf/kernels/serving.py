@@ -59,6 +59,8 @@ def sliding_taps(x: Tensor, taps: Tensor) -> Tensor:
     """Depthwise taps: out_t = sum_j taps_j x_(t+j). x: [B, T+W-1, D], taps: [W, D]. -> [B, T, D]."""
     width = taps.shape[0]
     batch, rows, channels = x.shape[0], x.shape[1] - width + 1, x.shape[2]
+    if rows == 1:
+        return (x * taps).sum(1, keepdim=True)
     if batch * rows <= _MAX_WINDOW_ROWS:
         step = x.stride(1)
         windows = x.as_strided(

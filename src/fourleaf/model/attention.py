@@ -48,11 +48,13 @@ class Attention(nn.Module):
         outs: list[Tensor] = []
         past: tuple[Tensor, Tensor] | None = None
         if split:
+            own = (q, k, v) if split == rows else (q[:split], k[:split], v[:split])
             if cache is not None:
-                cache.extend(k[:split], v[:split], work)
+                cache.extend(own[1], own[2], work)
             for run in work.runs:
-                q_c, k_c, v_c = (run.segments.pad(run.rows(t[:split])).transpose(1, 2) for t in (q, k, v))
-                past = (k_c, v_c) if cache is None else cache.of_run(run)
+                # Behind a cache the rows' own keys and values are read from there, with those before them.
+                q_c, *past_c = (run.segments.pad(run.rows(t)).transpose(1, 2) for t in own[: 3 if cache is None else 1])
+                past = (past_c[0], past_c[1]) if cache is None else cache.of_run(run)
                 out = _attend(q_c, *past, run.mask, is_causal=run.is_fresh)
                 outs.append(run.segments.unpad(out.transpose(1, 2)))
         if work.canvas is not None:
@@ -65,10 +67,10 @@ class Attention(nn.Module):
             out = _attend(q_n, torch.cat((keys, k_n), 2), torch.cat((values, v_n), 2), work.canvas_mask)
             outs.append(work.canvas.unpad(out.transpose(1, 2)))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
-        mixed = mixed.reshape(rows, -1)
         if gate is not None:
-            mixed = mixed * torch.sigmoid(gate.reshape(rows, -1))
-        return F.linear(mixed, *self.joined().out) if serves else self.o_proj(mixed)
+            mixed = mixed * torch.sigmoid(gate)
+        mixed = mixed.reshape(rows, -1)
+        return _product(mixed, *self.joined().out) if serves else self.o_proj(mixed)
 
     def _heads(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """[R, D] -> q [R, H, A], k and v [R, G, A], gate [R, H, A] or None."""
@@ -99,12 +101,12 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             (q_gain, eps), (k_gain, _) = self.q_norm.gain(), self.k_norm.gain()
             norm = torch.cat((q_gain.expand(heads, dim), k_gain.expand(self.num_groups, dim))), eps
-        return _Joined(by_columns(weight), bias, norm, (self.o_proj.weight, self.o_proj.bias))
+        return _Joined(by_columns(weight), bias, norm, (self.o_proj.weight.detach().t(), self.o_proj.bias))
 
     def _heads_at_once(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """`_heads` in fewer operations, without gradients."""
         joined = self.joined()
-        flat = F.linear(x, joined.weight, joined.bias).view(x.shape[0], -1, self.head_dim)
+        flat = _product(x, joined.weight, joined.bias).view(x.shape[0], -1, self.head_dim)
         qk, *gate, v = flat.split_with_sizes(self.runs, 1)
         if joined.norm is not None:
             qk = serving.rms_norm(qk, *joined.norm)
@@ -114,14 +116,20 @@ class Attention(nn.Module):
 
 
 class _Joined(NamedTuple):
-    """What serving derives from a layer's parameters: one weight (and bias) whose columns are q, k, gate, v, so that q
-    and k are normed and turned as one; the gains of both norms, [H+G, A], and their eps; the output's weight and bias.
+    """What serving derives from a layer's parameters: one weight [D, .] (and bias) whose columns are q, k, gate, v, so
+    that q and k are normed and turned as one; the gains of both norms, [H+G, A], and their eps; the output's weight,
+    [H*A, D], and bias.
     """
 
     weight: Tensor
     bias: Tensor | None
     norm: tuple[Tensor, Tensor] | None
     out: tuple[Tensor, Tensor | None]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x: [R, D], weight: [D, .] -> [R, .]."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ from fourleaf.kernels.fuse import fusable
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.layers import Derived, Fused, GatedRMSNorm
 from fourleaf.model.state import Held, Recurrent, fresh_recurrent
-from fourleaf.model.work import Run, Work
+from fourleaf.model.work import Run, Segments, Work
 
 _L2_EPS = 1e-6
 START_SCALE = 8.0
@@ -60,7 +60,8 @@ class DeltaNet(nn.Module):
         outs = []
         matrix, tail, inside = past.matrix, past.tail, None
         if split:
-            out, matrix, tail, inside = self._causal_runs(qkv[:split], a[:split], b[:split], past, work)
+            own = (qkv, a, b) if split == rows else (qkv[:split], a[:split], b[:split])
+            out, matrix, tail, inside = self._causal_runs(*own, past, work)
             outs.append(out)
             if cache is not None:
                 cache.matrix, cache.tail = matrix, tail
@@ -76,15 +77,16 @@ class DeltaNet(nn.Module):
         if torch.is_grad_enabled():
             return self.out_proj(self.norm(mixed, z).reshape(rows, -1))
         constants = self.constants()
-        return F.linear(serving.gated_rms_norm(mixed, z, *constants.gain).reshape(rows, -1), constants.out)
+        return torch.mm(serving.gated_rms_norm(mixed, z, *constants.gain).reshape(rows, -1), constants.out)
 
     def _gates(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Raw gates [R, H] each -> (log decay, beta)."""
-        wide = torch.promote_types(a.dtype, torch.float32)
         if torch.is_grad_enabled():
+            wide = torch.promote_types(a.dtype, torch.float32)
             return -self.A_log.to(wide).exp() * F.softplus(a.to(wide) + self.dt_bias), torch.sigmoid(b)
         constants = self.constants()
-        return F.softplus(_as(a, wide) + constants.dt_bias).mul_(constants.rate), torch.sigmoid(b)
+        rate = constants.rate
+        return F.softplus(_as(a, rate.dtype) + constants.dt_bias).mul_(rate), torch.sigmoid(b)
 
     def _constants(self) -> _Constants:
         config = self.config
@@ -102,7 +104,7 @@ class DeltaNet(nn.Module):
             heads,
             taps.new_tensor(_L2_EPS),
             self.norm.gain(),
-            self.out_proj.weight.detach(),
+            self.out_proj.weight.detach().t(),
         )
 
     def _causal_runs(
@@ -125,7 +127,7 @@ class DeltaNet(nn.Module):
                 matrices.append(past.matrix[done : run.first])
                 tails.append(past.tail[done : run.first])
             matrices.append(old if run.is_held else matrix)
-            tails.append(tail if run.is_held else _tails(extended, run.segments.counts, width))
+            tails.append(tail if run.is_held else _last_rows(extended, run.segments, width))
             done = run.end
         if done < work.causal.num:
             matrices.append(past.matrix[done:])
@@ -203,7 +205,7 @@ def block_softmax_start(config: ModelConfig) -> dict[str, Tensor]:
 class _Constants(NamedTuple):
     """What serving derives from a layer's parameters: taps [W, D], left and right taps [2W-1, D], bias of the time step
     [H], -exp(A_log) [H], the key head of each value head for q, then for k [2H], the eps of the L2 norm, gain and eps
-    of the norm behind, the output's weight."""
+    of the norm behind, the output's weight [H*V, D]."""
 
     taps: Tensor
     both_taps: Tensor
@@ -243,9 +245,18 @@ def _heads_at_once(
     """Convolution, SiLU and `_heads` in few operations, without gradients. extended: [B, T+W-1, D] for taps [W, D]."""
     u = F.silu(serving.sliding_taps(extended, taps), inplace=True)
     qk, v = u.split_with_sizes((2 * config.key_dim, config.value_dim), -1)
-    qk = serving.l2_norm(qk.unflatten(-1, (-1, config.linear_key_head_dim)), constants.eps)
-    q, k = qk.index_select(-2, constants.heads).chunk(2, -2)
-    return q, k, v.unflatten(-1, (-1, config.linear_value_head_dim))
+    shape = u.shape[:2]
+    qk = serving.l2_norm(qk.view(*shape, -1, config.linear_key_head_dim), constants.eps)
+    qk = qk.index_select(2, constants.heads).view(*shape, 2, -1, config.linear_key_head_dim)
+    q, k = qk.unbind(2)
+    return q, k, v.view(*shape, -1, config.linear_value_head_dim)
+
+
+def _last_rows(extended: Tensor, segments: Segments, width: int) -> Tensor:
+    """The `width` pre-convolution rows before each run's end. extended: [B, width+T, D] -> [B, width, D]."""
+    if segments.is_dense:
+        return extended.narrow(1, segments.max_len, width)
+    return _tails(extended, segments.counts, width)
 
 
 def _tails(extended: Tensor, offset: Tensor, width: int) -> Tensor:

@@ -142,20 +142,20 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, width, bias=False)
         self.down_proj = nn.Linear(width, hidden_size, bias=False)
         self.fused = Fused(self.gate_proj, self.up_proj)
-        self.down = Derived(lambda: self.down_proj.weight)
+        self.down = Derived(lambda: self.down_proj.weight.detach().t())
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.fused(x)
         if torch.is_grad_enabled():
             return self.down_proj(_swiglu(gate, up))
-        return F.linear(serving.swiglu(gate, up), self.down())
+        return torch.mm(serving.swiglu(gate, up), self.down())
 
 
 class Fused:
     """Linears that read the same rows, run as one matrix product. Their parameters keep their own names and files.
 
-    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`. Where one of
-    them has been replaced, each runs by itself.
+    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`, as `by_columns`
+    has them. Where one of them has been replaced, each runs by itself.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
@@ -178,13 +178,14 @@ class Fused:
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.is_whole:
             return tuple(linear(x) for linear in self.linears)
-        weight = self._join() if torch.is_grad_enabled() else self.weight()
-        return F.linear(x, weight).split_with_sizes(self.widths, -1)
+        product = F.linear(x, self._join()) if torch.is_grad_enabled() else torch.mm(x, self.weight())
+        return product.split_with_sizes(self.widths, -1)
 
     def _join(self) -> Tensor:
         return torch.cat([linear.weight for linear in self.linears if isinstance(linear, nn.Linear)])
 
 
 def by_columns(weight: Tensor) -> Tensor:
-    """The same matrix, stored column by column: a product with a single row then reads memory in one sweep."""
-    return weight.detach().t().contiguous().t()
+    """[out, in] -> [in, out], as `torch.mm` takes it behind rows: a product with a single row then reads memory in one
+    sweep, and is one operation where `F.linear` is six."""
+    return weight.detach().t().contiguous()
