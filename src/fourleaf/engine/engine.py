@@ -22,6 +22,7 @@ from fourleaf.checkpoint.quantised import load_checkpoint
 from fourleaf.engine.core import Core, Limits, Sink, tell
 from fourleaf.engine.cost import CostTable
 from fourleaf.engine.guide import Guide
+from fourleaf.engine.infill import Infilling, check_fits
 from fourleaf.engine.pilot import Fleet, Pilot, table_of
 from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.engine.sequence import Sequence, Vocabulary
@@ -192,6 +193,8 @@ class Engine:
             raise RequestError(f"the prompt's token ids must be {limits}.", param="prompt", code="invalid_value")
         params.check_ids(config.vocab_size)
         vocabulary = Vocabulary(self.end_id, self.mask_id, config.vocab_size)
+        if params.infill:
+            return self._infilling(prompt_ids, params, vocabulary, observe)
         limit = min(params.max_tokens, room)
         stops = None
         if params.stop:
@@ -202,6 +205,19 @@ class Engine:
             guide = Guide(grammar.matcher(), self.end_id)
         pilot = Pilot(self._fleet, params) if params.mode == "auto" else None
         return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide, pilot)
+
+    def _infilling(
+        self,
+        prompt_ids: list[int],
+        params: GenerateParams,
+        vocabulary: Vocabulary,
+        observe: Callable[[Frame], None] | None,
+    ) -> Infilling:
+        matcher = None
+        if params.constraint is not None:
+            matcher = compile_constraint(params.constraint, self.tokenizer, vocabulary.size).matcher()
+        check_fits(params.infill, len(prompt_ids), self.max_context, vocabulary, matcher)
+        return Infilling(prompt_ids, params, vocabulary, self.model.config.block_size or 1, observe, matcher)
 
     def _router(self, prompt_ids: list[int], params: GenerateParams) -> Router | Spelling:
         if params.raw:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
+from fourleaf.engine.template import Part, check_template
 from fourleaf.errors import RequestError
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class GenerateParams:
     repetition_penalty  divides positive logits of tokens that the answer holds and multiplies negative ones; 1 is off.
     logit_bias          (token id, added to its logit) pairs; -100 to 100.
     constraint          what the answer must look like.
+    infill              a template: pinned tokens, which the answer has as they are, and gaps, each filled by at most
+                        its limit of tokens. The limits stand in the place of max_tokens. () asks for a usual answer.
 
     max_tokens          limit on committed tokens, the end token among them; at least 1.
     stop                texts before which the answer's content ends.
@@ -141,6 +144,7 @@ class GenerateParams:
     priority: Priority = "interactive"
     constraint: Constraint | None = None
     modes: tuple[FixedMode, ...] = ()
+    infill: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, MODES)
@@ -156,6 +160,8 @@ class GenerateParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         self._check_lists()
         self._check_auto()
+        if self.infill:
+            self._check_infill()
 
     def check_ids(self, vocab_size: int) -> None:
         """Raises RequestError for a token id in logit_bias or stop_token_ids that a model of so many tokens lacks."""
@@ -177,6 +183,24 @@ class GenerateParams:
                 raise RequestError(
                     f"stop must hold texts of at least one character, not {text!r}.", param="stop", code="invalid_value"
                 )
+
+    def _check_infill(self) -> None:
+        check_template(self.infill)
+        undone = {"stop": self.stop, "logprobs": self.logprobs is not None, "mode": self.mode == "auto"}
+        for name, is_asked in undone.items():
+            if is_asked:
+                value = getattr(self, name)
+                raise RequestError(
+                    f"{name} {value!r} is not supported in an infilling: leave it out"
+                    + (", or set it to diffuse, draft or ar." if name == "mode" else "."),
+                    param=name,
+                    code="unsupported_value",
+                )
+
+    @property
+    def is_lossless(self) -> bool:
+        """Of `auto`: whether it keeps to the modes that answer as `ar` does."""
+        return self.lossless is not False
 
     def _check_auto(self) -> None:
         if not isinstance(self.lossless, bool):
@@ -262,13 +286,15 @@ class TokenLogprob:
 class Delta:
     """Committed tokens, never the end token. The last delta of an answer has finish_reason and usage, and only it.
 
-    logprobs: one a token where the request asked for them, otherwise None.
+    logprobs: one a token where the request asked for them, otherwise None. gaps: of an infilling, for each token the
+    index of the gap that it fills, None where it is pinned.
     """
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    gaps: tuple[int | None, ...] | None = None
 
 
 class Decoder(Protocol):

@@ -171,12 +171,7 @@ class Sequence:
 
     def take(self, need: Need, logits: Tensor) -> Delta | None:
         """Goes on by what a forward gave. logits: [W, Y]. -> what is final now, if anything is."""
-        tally, num_causal = self._tally, len(need.causal)
-        if not self._is_prefilled and self._num_draws:  # as if it had not been preempted
-            num_causal = self._target - self._num_lost
-        if self._is_prefilled or (self._num_draws and need.wanted):
-            tally.forwards += 1
-            tally.rows += need.num_rows - len(need.causal) + num_causal
+        num_causal = self._count(need)
         self.accepted = 0
         if need.is_held:
             return self._verify(logits)
@@ -186,9 +181,19 @@ class Sequence:
             return None
         if self.canvas is None:
             return self._next_token(logits)
-        tally.passes += 1
-        tally.fused += num_causal > 0
+        self._tally.passes += 1
+        self._tally.fused += num_causal > 0
         return self._propose(logits) if self._mode == "draft" else self._next_pass(logits)
+
+    def _count(self, need: Need) -> int:
+        """A forward in the tally, where it is not of the prefill. -> its causal rows, but for a repeated prefill."""
+        tally, num_causal = self._tally, len(need.causal)
+        if not self._is_prefilled and self._num_draws:  # as if it had not been preempted
+            num_causal = self._target - self._num_lost
+        if self._is_prefilled or (self._num_draws and need.wanted):
+            tally.forwards += 1
+            tally.rows += need.num_rows - len(need.causal) + num_causal
+        return num_causal
 
     def _end_of_causal(self, target: int, most: int) -> int:
         """Where this forward's causal rows end: prefills pause at `splits` and otherwise at ends of pages, so that hot
@@ -333,9 +338,9 @@ class Sequence:
         self._close_canvas()
         self._is_verifying = False
         stand = decided if self.guide is None else self.guide.settle(decided, self._left)
-        num = min(1 + _num_equal(decided, stand), len(decided))  # what the grammar puts in a token's place included
+        num = min(1 + num_equal(decided, stand), len(decided))  # what the grammar puts in a token's place included
         self._record.add(found.adjusted[:num], stand[:num], [len(self.known) + i for i in range(num)])
-        self.accepted = 1 + _num_equal(found.tokens, stand)
+        self.accepted = 1 + num_equal(found.tokens, stand)
         self.num_cached += self.accepted
         return self._decide(stand)
 
@@ -384,7 +389,7 @@ class Sequence:
             self.observe(Frame(self._tally.blocks, canvas.start, canvas.num_passes - 1, tokens, masked))
 
 
-def _num_equal(proposals: list[int], tokens: list[int]) -> int:
+def num_equal(proposals: list[int], tokens: list[int]) -> int:
     """How many leading ones are the same."""
     num = 0
     while num < min(len(proposals), len(tokens)) and proposals[num] == tokens[num]:
