@@ -7,8 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from fourleaf.tasks.judgements import testsets
-from fourleaf.tasks.judgements.generator import CONTROL_SIZES, FAMILIES, HELD_OUT, SIZES, draw, stream
+from fourleaf.tasks.judgements import difficulty, testsets
+from fourleaf.tasks.judgements.difficulty import CONTROL_SIZES, SIZES
+from fourleaf.tasks.judgements.generator import FAMILIES, HELD_OUT, draw, stream
 from fourleaf.tasks.judgements.group import columns, holding
 from fourleaf.tasks.judgements.wording import TEST, TRAINING
 
@@ -77,7 +78,7 @@ def test_copies_have_the_same_answers_by_name(coupled):
 
 def test_unknowable_groups_say_what_remains_possible():
     groups = testsets.build("unknowable")
-    assert len(groups) == testsets.NUM_UNKNOWABLE
+    assert len(groups) == difficulty.NUM_UNKNOWABLE == 100
     for group in groups:
         assert any(len(left) > 1 for left in group.possible)
         assert all(left for left in group.possible)
@@ -136,6 +137,17 @@ def test_every_family_makes_every_size(family):
 @pytest.mark.parametrize("part", testsets.PARTS)
 def test_public_sets_are_what_they_were(part):
     assert testsets.digest(part) == testsets.recorded()[part]
+
+
+def test_the_public_set_is_as_hard_as_its_difficulty_file_says(coupled):
+    found = difficulty.measured(coupled)
+    assert found == difficulty.recorded()
+    assert found["all"]["groups"] == 500
+    for family in FAMILIES:
+        assert found[family]["open"] >= 1
+        assert found[family]["lucky"] < 0.4
+    control = difficulty.measured(testsets.build("control"))["all"]
+    assert (control["open"], control["fitting"], control["lucky"]) == (0, 1, 1)
 
 
 def test_another_seed_is_another_set():

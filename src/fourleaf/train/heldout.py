@@ -20,7 +20,8 @@ from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.generator import draw
 from fourleaf.tasks.cabin.phrases import corpus, held_out
 from fourleaf.tasks.cabin.schema import Example, messages, same_answer
-from fourleaf.tasks.judgements.generator import FAMILIES, SIZES
+from fourleaf.tasks.judgements.difficulty import SIZES
+from fourleaf.tasks.judgements.generator import FAMILIES
 from fourleaf.tasks.judgements.generator import draw as draw_group
 from fourleaf.tasks.judgements.group import Group
 from fourleaf.tasks.judgements.wording import TRAINING

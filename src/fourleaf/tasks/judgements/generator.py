@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from fourleaf.tasks.judgements.amounts import budgets
+from fourleaf.tasks.judgements.difficulty import CONTROL_SHARE, DENIED_SHARE, SIZES, TOLD_SHARE
 from fourleaf.tasks.judgements.group import (
     Fact,
     Group,
@@ -36,12 +37,7 @@ FAMILIES: dict[str, Family] = {
     "safety": safety,
 }
 HELD_OUT: dict[str, Family] = {"liars": liars}  # never trained on
-# Of 500 groups, how many have so many questions (design §8); together 2,420 questions.
-SIZES = {3: 99, 4: 138, 5: 110, 6: 78, 7: 47, 8: 28}
-CONTROL_SIZES = {3: 20, 4: 28, 5: 22, 6: 15, 7: 9, 8: 6}
 MIN_QUESTIONS, MAX_QUESTIONS = min(SIZES), max(SIZES)
-DENIED_SHARE = 0.3
-CONTROL_SHARE = 0.15
 
 
 def draw(family: str, size: int, random: Random, side: Side, *, name: str = "") -> Group:
@@ -88,7 +84,7 @@ def _facts(variables: Sequence[Variable], rules: Sequence[Statement], random: Ra
     pool.sort(key=lambda fact: fact.value == _truth(variables, fact) and random.random() >= DENIED_SHARE)
     kept = _fewest(variables, pool, rules)
     spare = [fact for fact in told if all(fact.variable != other.variable for other in kept)]
-    wanted = random.randrange(len(kept), max(len(kept), len(variables) // 2) + 1)
+    wanted = random.randrange(len(kept), max(len(kept), int(len(variables) * TOLD_SHARE)) + 1)
     kept += random.sample(spare, min(len(spare), wanted - len(kept)))
     random.shuffle(kept)
     return kept

@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from fourleaf.tasks.judgements.generator import CONTROL_SIZES, FAMILIES, HELD_OUT, SIZES, control, draw
+from fourleaf.tasks.judgements.difficulty import CONTROL_SIZES, NUM_UNKNOWABLE, SIZES
+from fourleaf.tasks.judgements.generator import FAMILIES, HELD_OUT, control, draw
 from fourleaf.tasks.judgements.group import CHOICE, Fact, Group, Statement, columns, holding, solved
 from fourleaf.tasks.judgements.terms import said
 from fourleaf.tasks.judgements.wording import TEST
@@ -28,7 +29,6 @@ from fourleaf.tasks.judgements.wording import TEST
 DATA = Path(__file__).parent / "data"
 PARTS = ("coupled", "control", "twin", "copy", "unknowable", "ninth")
 PUBLIC_SEED = 20261130
-NUM_UNKNOWABLE = 100
 
 
 def _plan(sizes: dict[int, int], families: Sequence[str], random: Random) -> Iterator[tuple[str, int]]:
