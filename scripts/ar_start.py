@@ -1,20 +1,28 @@
-"""What an AR start buys: AR, then joint, against joint from nothing, at equal time on one core each.
+"""What an AR start buys: AR, then joint, against joint from nothing, at equal compute.
 
-    python scripts/ar_start.py runs/ar_start --minutes 9 --picture docs/runs/ar_start.svg
+    python scripts/ar_start.py runs/ar_start --tera 9 --log docs/runs/ar_start.jsonl --picture docs/runs/ar_start.svg
 
-Both arms have the bundled model's shape, recipe and examples. They run side by side, in a process of one thread each,
-and are scored all along on the same noisy blocks of examples that neither trains on: loss of masked rows, share of them
-named right, and of next tokens. Time spent on scoring does not count, and nothing is compiled, which would cost each
-arm a minute of the budget. Needs two cores that do nothing else, and matplotlib, which the `dev` extra brings.
+Both arms have the bundled model's shape, tokenizer, recipe and examples, and the same budget in floating-point
+operations: those of a step of either objective, forward and backward, are counted by torch on batches of the recipe,
+and a stage takes as many steps as its part of the budget pays for. So neither the machine's load nor a pause changes
+what an arm gets. What is not a matrix product is not counted (the optimiser, norms, triangular solves), nor is scoring.
+
+The arms run side by side, in a process of one thread each, and are scored at even steps on the same noisy blocks of
+examples that neither trains on: loss of masked rows, share of them named right, and of next tokens. A run that was
+stopped goes on with the same command; `--show` prints and draws what there is. A tera takes about half a minute of a
+core that does nothing else. The picture needs matplotlib, which the `dev` extra brings.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
+import shutil
+import statistics
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,28 +30,37 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from fourleaf.checkpoint.convert import convert
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.diffusion.objective import cross_entropy_sum, masked_cross_entropy_sum
+from fourleaf.engine import Engine, bundled_path
 from fourleaf.errors import FourleafError
 from fourleaf.measure.tables import table
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
-from fourleaf.train.data import Batch, collate
+from fourleaf.train.config import Stage
+from fourleaf.train.data import Batch, batches, collate, num_rows
 from fourleaf.train.folder import RunFolder
-from fourleaf.train.recipes import BLOCK_SIZE, CABIN_STAGES, cabin_source, train_cabin
+from fourleaf.train.gradients import Counts, accumulate
+from fourleaf.train.recipes import BLOCK_SIZE, CABIN_STAGES, cabin_source, cabin_trunk, train_cabin
 from fourleaf.train.trainer import Evaluate
 
-AR, JOINT = CABIN_STAGES
+TERA, GIGA = 1e12, 1e9
+_EASY = {"warmup_steps": 20}  # a fifth of the recipe's budget and less: shorter warm-up, one or two calls
+AR, JOINT = (replace(stage, **_EASY) for stage in CABIN_STAGES)  # type: ignore[arg-type]
+# By arm, its stages; a stage's share is of the compute.
 ARMS = {
-    "AR half of the time, then joint": (
+    "AR half of the compute, then joint": (
         replace(AR, share=0.5, curriculum=((0.0, 1), (0.7, 2))),
         replace(JOINT, share=0.5, curriculum=((0.0, 2),)),
     ),
     "joint from nothing": (replace(JOINT, share=1.0, curriculum=((0.0, 1), (0.35, 2))),),
 }
-NUM = 64
+NUM, SCORINGS = 32, 10  # examples that score; times that an arm is scored, beside the end of each stage
+PLAN = "plan.json"
 _SEED = 900_001  # of the examples that score; no run draws its pools from it
 COLUMNS = {
     "tokens": "tokens", "next": "next loss", "next_right": "next right", "masked": "masked loss",
@@ -51,14 +68,76 @@ COLUMNS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Budget:
+    """tera: floating-point operations of an arm, in 10^12. cost: of a step, by objective, in 10^9."""
+
+    tera: float
+    cost: dict[str, float]
+
+    def steps(self, arm: str) -> list[int]:
+        """Of the arm's stages."""
+        return [max(1, round(self.tera * TERA * s.share / (self.cost[s.objective] * GIGA))) for s in ARMS[arm]]
+
+    def stages(self, arm: str) -> tuple[Stage, ...]:
+        """The arm's stages, with shares of its steps in place of shares of its compute."""
+        steps = self.steps(arm)
+        return tuple(replace(s, share=num / sum(steps)) for s, num in zip(ARMS[arm], steps, strict=True))
+
+    def spent(self, arm: str, step: int) -> float:
+        """Operations of the arm's first steps, in 10^12."""
+        total = 0.0
+        for stage, num in zip(ARMS[arm], self.steps(arm), strict=True):
+            total += min(step, num) * self.cost[stage.objective] * GIGA / TERA
+            step = max(0, step - num)
+        return total
+
+
+def cost(tokenizer: Tokenizer, chat: ChatTemplate, stage: Stage, num: int = 6) -> float:
+    """Floating-point operations of a step, forward and backward, in 10^9: the mean over `num` batches of the recipe."""
+    model = Transformer(cabin_trunk(tokenizer.vocab_size))
+    if stage.objective == "joint":
+        model = convert(model, block_size=BLOCK_SIZE, mask_token_id=tokenizer.mask_id)
+    model.train()
+    weights = {"next": 1.0, "masked": 1.0}
+    documents = list(itertools.islice(cabin_source(tokenizer, chat)(_SEED + 1, 2), 16 * num))
+    rows = partial(num_rows, objective=stage.objective, block_size=BLOCK_SIZE)
+    counted = []
+    for group in batches(documents, stage.rows, np.random.default_rng(0), rows)[:num]:
+        batch = _batch(tokenizer, group, stage.objective)
+        with FlopCounterMode(display=False) as counter:
+            accumulate(model, batch, Counts.of([batch]), tokenizer.mask_id, weights)
+        counted.append(counter.get_total_flops())
+    return round(statistics.fmean(counted) / GIGA, 3)
+
+
+def budget(folder: Path, tera: float, tokenizer: Tokenizer, chat: ChatTemplate) -> Budget:
+    """The budget that the runs in the folder have; a new folder gets `tera`, and costs as they are counted now.
+
+    Raises FourleafError where the folder's is another.
+    """
+    path = folder / PLAN
+    if not path.exists():
+        found = Budget(tera, {stage.objective: cost(tokenizer, chat, stage) for stage in (AR, JOINT)})
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"tera": tera, "cost": found.cost}) + "\n", encoding="utf-8")
+    found = Budget(**json.loads(path.read_text(encoding="utf-8")))
+    if found.tera != tera:
+        raise FourleafError(f"the runs in {folder} have {found.tera:g} tera; give that, or choose another folder")
+    return found
+
+
+def _batch(tokenizer: Tokenizer, documents: list[Any], objective: str) -> Batch:
+    return collate(
+        documents, objective=objective, end_id=tokenizer.end_id, mask_id=tokenizer.mask_id, block_size=BLOCK_SIZE,
+        noise=NoiseConfig(), fill_weight=0.0, prompt_weight=0.0, rng=np.random.default_rng(0),
+    )  # fmt: skip
+
+
 def scorer(tokenizer: Tokenizer, chat: ChatTemplate, num: int = NUM) -> Evaluate:
     """A function of the model: its losses and hits on noisy blocks of `num` examples, the same at every call."""
     documents = list(itertools.islice(cabin_source(tokenizer, chat)(_SEED, 2), num))
-    make = partial(
-        collate, documents, end_id=tokenizer.end_id, mask_id=tokenizer.mask_id, block_size=BLOCK_SIZE,
-        noise=NoiseConfig(), fill_weight=0.0, prompt_weight=0.0,
-    )  # fmt: skip
-    noisy, clean = (make(objective=name, rng=np.random.default_rng(0)) for name in ("joint", "ar"))
+    noisy, clean = (_batch(tokenizer, documents, name) for name in ("joint", "ar"))
 
     @torch.inference_mode()
     def score(model: Transformer, objective: str, num: int) -> dict[str, Any]:
@@ -87,27 +166,28 @@ def _right(logits: Tensor, target: Tensor) -> Tensor:
     return (logits.argmax(-1) == target).float().mean()
 
 
-def train(folder: Path, arm: str, minutes: float, seed: int) -> None:
-    """One arm, to its end."""
-    overrides: dict[str, object] = {"stages": ARMS[arm], "micro_batches": 1, "eval_every_s": 30.0}
+def train(folder: Path, arm: str, given: Budget, seed: int) -> None:
+    """One arm, to its end, with the bundled tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "tokenizer.json").exists():
+        shutil.copyfile(bundled_path() / "tokenizer.json", folder / "tokenizer.json")
+    steps = sum(given.steps(arm))
+    overrides: dict[str, object] = {
+        "stages": given.stages(arm), "micro_batches": 1, "pool_size": 256, "log_every": 10,
+        "eval_every_steps": max(1, steps // SCORINGS),
+    }  # fmt: skip
     settings = {"num_threads": 1, "num_workers": 1, "compiled": False, "overrides": overrides}
-    train_cabin(folder, minutes=minutes, seed=seed, evaluate=scorer, **settings)  # type: ignore[arg-type]
+    train_cabin(folder, steps=steps, seed=seed, evaluate=scorer, **settings)  # type: ignore[arg-type]
 
 
-def curve(folder: Path) -> list[dict[str, Any]]:
-    """The scores of a run, each with the minutes of steps before it, by its step between those of the log."""
-    lines = list(RunFolder(folder).lines())
-    logged = [(0, 0.0), *((line["step"], line["seconds"]) for line in lines if "seconds" in line)]
-    steps, seconds = zip(*logged, strict=True)
-    return [
-        line | {"minutes": float(np.interp(line["step"], steps, seconds)) / 60}
-        for line in lines
-        if "evaluation" in line
-    ]
+def curve(folder: Path, arm: str, given: Budget) -> list[dict[str, Any]]:
+    """The scores of a run, each with the compute before it."""
+    found = [line for line in RunFolder(folder).lines() if "evaluation" in line]
+    return [{"arm": arm, **line, "tera": round(given.spent(arm, line["step"]), 4)} for line in found]
 
 
 def draw(curves: dict[str, list[dict[str, Any]]], picture: Path) -> None:
-    """Masked rows and next tokens named right, against minutes."""
+    """Masked rows and next tokens named right, against compute."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -117,10 +197,10 @@ def draw(curves: dict[str, list[dict[str, Any]]], picture: Path) -> None:
     figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
     for axes, name, title in zip(both, ("masked_right", "next_right"), ("masked rows", "next tokens"), strict=True):
         for arm, lines in curves.items():
-            points = [(line["minutes"], 100 * line[name]) for line in lines if name in line]
+            points = [(line["tera"], 100 * line[name]) for line in lines if name in line]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
-        axes.set(title=f"{title} named right, %", xlabel="minutes on one core", ylim=(0, 100), xlim=(0, None))
+        axes.set(title=f"{title} named right, %", xlabel="compute, TFLOP", ylim=(0, 100), xlim=(0, None))
         axes.grid(alpha=0.3)
     both[1].legend(loc="lower right")
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -129,36 +209,51 @@ def draw(curves: dict[str, list[dict[str, Any]]], picture: Path) -> None:
 
 def lines(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Where each arm stood at the end of each of its stages."""
-    rows = [["", "minutes", *COLUMNS.values()]]
+    rows = [["", "TFLOP", "steps", *COLUMNS.values()]]
     for arm, found in curves.items():
         for stage in dict.fromkeys(line["evaluation"] for line in found):
             last = [line for line in found if line["evaluation"] == stage][-1]
             cells = [f"{last[name]:,}" if name in last else "" for name in COLUMNS]
-            rows.append([f"{arm}: {stage}", f"{last['minutes']:.1f}", *cells])
+            rows.append([f"{arm}: {stage}", f"{last['tera']:.2f}", f"{last['step']:,}", *cells])
     return table(rows)
 
 
-def main() -> None:
-    """Reads the command line, runs both arms, prints where they end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the runs; what is there goes on")
-    parser.add_argument("--minutes", type=float, default=9.0, help="of each arm")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, help="to write, .png or .svg")
-    given = parser.parse_args()
-    if given.picture is not None and given.picture.suffix not in (".png", ".svg"):
-        parser.error(f"{given.picture} must end in .png or .svg")
-    folders = {arm: given.folder / str(number) for number, arm in enumerate(ARMS)}
+def run(folders: dict[str, Path], given: Budget, seed: int) -> None:
+    """Both arms, side by side, to their ends."""
     context = multiprocessing.get_context("spawn")
-    running = [context.Process(target=train, args=(f, arm, given.minutes, given.seed)) for arm, f in folders.items()]
+    running = [context.Process(target=train, args=(f, arm, given, seed)) for arm, f in folders.items()]
     for process in running:
         process.start()
     for process in running:
         process.join()
     if any(process.exitcode for process in running):
         raise SystemExit("an arm ended with an error; what it had done goes on with the same command")
-    curves = {arm: curve(folder) for arm, folder in folders.items()}
+
+
+def main() -> None:
+    """Reads the command line, runs both arms, prints where they end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the runs; what is there goes on")
+    parser.add_argument("--tera", type=float, default=9.0, help="10^12 floating-point operations of each arm")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, help="JSON lines to write: the budget, then every scoring")
+    parser.add_argument("--picture", type=Path, help="to write, .png or .svg")
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    if given.picture is not None and given.picture.suffix not in (".png", ".svg"):
+        parser.error(f"{given.picture} must end in .png or .svg")
+    bundled = Engine.load(bundled_path())
+    compute = budget(given.folder, given.tera, bundled.tokenizer, bundled.chat)
+    folders = {arm: given.folder / str(number) for number, arm in enumerate(ARMS)}
+    print(f"operations of a step, in 10^9: {compute.cost}; steps: {[compute.steps(arm) for arm in ARMS]}", flush=True)
+    if not given.show:
+        run(folders, compute, given.seed)
+    curves = {arm: curve(folder, arm, compute) for arm, folder in folders.items()}
     print("\n".join(lines(curves)))
+    if given.log is not None:
+        about = {"tera": compute.tera, "cost": compute.cost, "steps": {arm: compute.steps(arm) for arm in ARMS}}
+        found = [about, *itertools.chain.from_iterable(curves.values())]
+        given.log.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
     if given.picture is not None:
         draw(curves, given.picture)
 

@@ -1,4 +1,4 @@
-"""The script that says what an AR start buys: its scores are the objective's, its curves lie at the right minutes."""
+"""The script that says what an AR start buys: its scores are the objective's, its arms get the same compute."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,8 @@ import script
 import torch
 
 from fourleaf.engine.engine import Engine, bundled_path
+from fourleaf.errors import FourleafError
+from fourleaf.train.config import TrainConfig
 from fourleaf.train.folder import RunFolder
 from fourleaf.train.gradients import Counts, losses
 
@@ -53,30 +55,55 @@ def test_the_mask_is_never_counted_as_right(ar_start, bundled, collated, copies)
     assert ar_start.scores(model, batch, bundled.mask_id)["masked_right"] == 0
 
 
-def test_an_evaluation_lies_at_its_step_between_lines_of_the_log(ar_start, tmp_path):
-    run = RunFolder(tmp_path)
-    for line in (
-        {"step": 20, "seconds": 60.0},
-        {"evaluation": "ar", "step": 30, "tokens": 1200, "next": 2.0, "next_right": 0.5},
-        {"step": 40, "seconds": 180.0},
-        {"evaluation": "joint", "step": 40, "tokens": 2400, "next": 1.0, "next_right": 0.6, "masked": 3.0,
-         "masked_right": 0.25},
-    ):  # fmt: skip
-        run.write(line)
-    found = ar_start.curve(tmp_path)
-    assert [line["minutes"] for line in found] == [2.0, 3.0]
-    printed = ar_start.lines({"an arm": found})
-    assert [line.split() for line in printed[1:]] == [
-        ["an", "arm:", "ar", "2.0", "1,200", "2.0", "0.5"],
-        ["an", "arm:", "joint", "3.0", "2,400", "1.0", "0.6", "3.0", "0.25"],
-    ]
+@pytest.fixture
+def budget(ar_start):
+    return ar_start.Budget(3.0, {"ar": 6.0, "joint": 10.0})
 
 
-def test_both_arms_have_the_recipe_and_the_same_budget(ar_start):
-    for stages in ar_start.ARMS.values():
-        assert sum(stage.share for stage in stages) == 1
+def test_both_arms_have_the_recipe_and_the_same_compute(ar_start, budget):
+    spent = []
+    for arm in ar_start.ARMS:
+        stages, steps = budget.stages(arm), budget.steps(arm)
+        config = TrainConfig(stages=stages, steps=sum(steps))
+        assert [config.stage_steps(i) for i in range(len(steps))] == steps
         assert stages[-1].objective == "joint"
         assert stages[-1].max_calls(1.0) == 2
+        spent.append(budget.spent(arm, sum(steps)))
+    assert spent == pytest.approx([3.0, 3.0], rel=0.01)
     first, second = ar_start.ARMS.values()
     assert first[0].objective == "ar"
     assert (first[-1].rows, first[-1].peak) == (second[-1].rows, second[-1].peak)
+
+
+def test_an_evaluation_lies_at_the_compute_of_the_steps_before_it(ar_start, budget, tmp_path):
+    run, arm = RunFolder(tmp_path), next(iter(ar_start.ARMS))
+    for line in (
+        {"step": 20, "seconds": 60.0},
+        {"evaluation": "ar", "step": 200, "tokens": 1200, "next": 2.0, "next_right": 0.5},
+        {"evaluation": "joint", "step": 300, "tokens": 2400, "next": 1.0, "next_right": 0.6, "masked": 3.0,
+         "masked_right": 0.25},
+    ):  # fmt: skip
+        run.write(line)
+    found = ar_start.curve(tmp_path, arm, budget)
+    assert [line["tera"] for line in found] == [1.2, 2.0]  # 250 steps of ar at 6, then 50 of joint at 10
+    printed = ar_start.lines({"an arm": found})
+    assert [line.split() for line in printed[1:]] == [
+        ["an", "arm:", "ar", "1.20", "200", "1,200", "2.0", "0.5"],
+        ["an", "arm:", "joint", "2.00", "300", "2,400", "1.0", "0.6", "3.0", "0.25"],
+    ]
+
+
+def test_a_folder_keeps_its_budget(ar_start, bundled, tmp_path):
+    (tmp_path / ar_start.PLAN).write_text('{"tera": 3.0, "cost": {"ar": 6.0, "joint": 10.0}}', encoding="utf-8")
+    parts = bundled.tokenizer, bundled.chat
+    assert ar_start.budget(tmp_path, 3.0, *parts).cost == {"ar": 6.0, "joint": 10.0}
+    with pytest.raises(FourleafError, match="have 3 tera"):
+        ar_start.budget(tmp_path, 4.0, *parts)
+
+
+def test_a_step_costs_three_times_the_products_of_its_rows(ar_start, bundled):
+    """Forward, and twice that backward; two operations a weight and row, attention and the delta rule beside them."""
+    counted = ar_start.cost(bundled.tokenizer, bundled.chat, ar_start.AR, num=1)
+    weights = sum(p.numel() for name, p in bundled.model.named_parameters() if p.dim() == 2 and ".layers." in name)
+    rows = ar_start.AR.rows
+    assert 0.7 < counted * 1e9 / (6 * weights * rows) < 2.5

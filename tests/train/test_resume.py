@@ -195,6 +195,13 @@ def test_saves_and_evaluations_change_no_step(whole, make_trainer, tmp_path):
     assert len([line for line in timeless(tmp_path) if "evaluation" in line]) == 20
 
 
+def test_evaluations_come_by_steps_where_they_are_asked_for(make_trainer, tmp_path):
+    trainer = make_trainer(tmp_path, evaluate=lambda *_: {"ar": 0.5}, eval_every_s=0, eval_every_steps=4)
+    trainer.run()
+    at = [line["step"] for line in timeless(tmp_path) if "evaluation" in line]
+    assert at == [4, 8, 10, 12, 16, 20], "and at the end of each stage"
+
+
 def test_averages_survive_conversion(make_trainer, tmp_path):
     trainer = make_trainer(tmp_path, report=Stops(10))
     with pytest.raises(KeyboardInterrupt):

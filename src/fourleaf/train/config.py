@@ -61,6 +61,7 @@ class TrainConfig:
     bit-exact under resume on one device; a run by minutes reads a clock, so its schedule follows the machine's speed.
     micro_batches: batches whose gradients a step sums. judgements, puzzles: shares of the tokens that are
     question sheets and Sudoku grids.
+    eval_every_steps: steps between evaluations, where they are not to follow the clock.
     """
 
     stages: tuple[Stage, ...]
@@ -81,6 +82,7 @@ class TrainConfig:
     log_every: int = 20
     save_every_s: float = 180.0
     eval_every_s: float = 600.0
+    eval_every_steps: int | None = None
     eval_examples: int = 100
 
     def __post_init__(self) -> None:
@@ -96,6 +98,8 @@ class TrainConfig:
             raise ConfigError(f"judgements {self.judgements} and puzzles {self.puzzles} leave nothing for the rest")
         if self.micro_batches < 1:
             raise ConfigError(f"micro_batches is {self.micro_batches}; it must be at least 1")
+        if self.eval_every_steps is not None and self.eval_every_steps < 1:
+            raise ConfigError(f"eval_every_steps is {self.eval_every_steps}; it must be at least 1")
         total = sum(stage.share for stage in self.stages)
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the stages' shares sum to {total}; they must sum to 1")

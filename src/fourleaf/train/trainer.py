@@ -34,7 +34,7 @@ Evaluate = Callable[[Transformer, str, int], dict[str, Any]]
 # Settings that give a pool's number its meaning: other values would be another run.
 _IDENTITY = ("seed", "pool_size", "judgements", "puzzles")
 # Settings that change how long and how loudly, not what.
-_BUDGET = ("minutes", "steps", "log_every", "save_every_s", "eval_every_s", "eval_examples")
+_BUDGET = ("minutes", "steps", "log_every", "save_every_s", "eval_every_s", "eval_every_steps", "eval_examples")
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,9 @@ class Trainer:
         """Saves and evaluates when it is time."""
         if time.monotonic() - self._last_save >= self.config.save_every_s:
             self.save()
-        if time.monotonic() - self._last_eval >= self.config.eval_every_s:
+        every = self.config.eval_every_steps
+        waited = time.monotonic() - self._last_eval
+        if waited >= self.config.eval_every_s if every is None else self.at.step % every == 0:
             self._evaluate(stage)
 
     def _evaluate(self, stage: Stage) -> None:
