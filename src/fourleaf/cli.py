@@ -62,6 +62,7 @@ class Scored(StrEnum):
 
     cabin = "cabin"
     judgements = "judgements"
+    sudoku = "sudoku"
 
 
 Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; the bundled model by default.")]
@@ -204,7 +205,7 @@ def evaluate(
         str,
         typer.Option(
             "--set",
-            help="fillers, patterns or dev; coupled, control, twin, copy, unknowable or ninth; or all.",
+            help="fillers, patterns or dev; coupled, control, twin, copy, unknowable or ninth; 4x4 or 9x9; or all.",
         ),
     ] = "all",
     mode: Annotated[str, typer.Option(help="ar, diffuse or both.")] = "both",
@@ -218,45 +219,35 @@ def evaluate(
     json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     failures: Annotated[Path | None, typer.Option(help="Write each wrong answer to this file, as JSON lines.")] = None,
     draw: Annotated[
-        int | None, typer.Option(min=0, help="judgements: seed of the test set; the public set by default.")
+        int | None,
+        typer.Option(min=0, help="judgements, sudoku: seed of the test set; the public one by default."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="judgements: write a bar chart to this SVG file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
     threads: Threads = None,
 ) -> None:
-    """Score a model on held-out examples: exact match by mode and tag, or groups of judgements by arm."""
+    """Score a model on held-out examples: exact match by mode and tag, groups of judgements by arm, or puzzles."""
+    common: dict[str, Any] = {
+        "model": model,
+        "seed": seed,
+        "num_threads": threads,
+        "json_file": json_,
+        "out": sys.stdout,
+        "progress": sys.stderr,
+    }
     if task is Scored.judgements:
         from fourleaf.measure.judgements import main_judgements
 
-        main_judgements(
-            set_,
-            model=model,
-            draw=draw,
-            limit=n,
-            seed=seed,
-            num_threads=threads,
-            json_file=json_,
-            picture=picture,
-            out=sys.stdout,
-            progress=sys.stderr,
-        )
-        return
-    from fourleaf.measure.evaluate import main_eval
+        main_judgements(set_, draw=draw, limit=n, picture=picture, **common)
+    elif task is Scored.sudoku:
+        from fourleaf.measure.sudoku import main_sudoku
 
-    main_eval(
-        set_,
-        mode,
-        threshold or [DEFAULT_THRESHOLD],
-        model=model,
-        limit=n,
-        max_tokens=max_tokens,
-        seed=seed,
-        num_threads=threads,
-        json_file=json_,
-        failures_file=failures,
-        out=sys.stdout,
-        progress=sys.stderr,
-    )
+        main_sudoku(set_, draw=draw, count=n, **common)
+    else:
+        from fourleaf.measure.evaluate import main_eval
+
+        thresholds = threshold or [DEFAULT_THRESHOLD]
+        main_eval(set_, mode, thresholds, limit=n, max_tokens=max_tokens, failures_file=failures, **common)
 
 
 @app.command()
@@ -268,7 +259,7 @@ def bench(
     ] = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="ar, draft, diffuse, auto or 'lossless auto'; several times for several, all by default."),
+        typer.Option(help="ar, draft, diffuse, auto or 'mixed auto'; several times for several, all by default."),
     ] = None,
     threshold: Annotated[
         float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")

@@ -11,13 +11,13 @@ from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.errors import ConfigError
 from fourleaf.tasks.cabin.generator import stream
 from fourleaf.tasks.cabin.schema import answer_text
-from fourleaf.tasks.sudoku import BLANK, draw_easy, draw_grid, grid_text, is_held_out, is_solved, solutions
+from fourleaf.tasks.sudoku import BLANK, draw_easy, draw_grid, grid_text, is_held_out, is_solved, messages, solutions
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from fourleaf.train import recipes
 from fourleaf.train.config import TrainConfig
 from fourleaf.train.data import Document, collate
-from fourleaf.train.grids import documents, grid_prompt, puzzle_source
+from fourleaf.train.grids import documents, puzzle_source
 from fourleaf.train.recipes import template_path, training_source
 from fourleaf.train.sheets import sheet_texts
 
@@ -65,7 +65,7 @@ def test_a_large_grid_is_three_bands_each_behind_the_finished_ones(tokenizer, ch
     grid = draw_grid(9, Random(1), held_out=False)
     puzzle = draw_easy(grid, 12, Random(1))
     made = documents(puzzle, tokenizer, chat)
-    prompt, text = grid_prompt(9, chat), grid_text(grid)
+    prompt, text = chat.render(messages(9)), grid_text(grid)
     ids = [*prompt, *tokenizer.encode(text), tokenizer.end_id]
     assert [d.answer_start - len(prompt) for d in made] == [0, 30, 60]
     for band, document in enumerate(made):

@@ -19,6 +19,7 @@ from math import isqrt
 from random import Random
 
 SIDES = (4, 9)
+BANDS = {4: 1, 9: 3}  # canvases that a grid takes: what a block of 32 positions can see
 BLANK = 0
 HELD_OUT_OF = 5
 
@@ -47,6 +48,16 @@ def grid_text(cells: Sequence[int]) -> str:
     side = isqrt(len(cells))
     shown = "".join("." if digit == BLANK else str(digit) for digit in cells)
     return "\n".join(shown[begin : begin + side] for begin in range(0, len(shown), side))
+
+
+def messages(side: int) -> list[dict[str, str]]:
+    """How a model is asked for a grid. It answers with `grid_text`."""
+    return [{"role": "user", "content": f"sudoku {side}"}]
+
+
+def band_length(side: int) -> int:
+    """Characters of a band, the line break behind it left out."""
+    return side * (side + 1) // BANDS[side] - 1
 
 
 def text_offset(at: int, side: int) -> int:

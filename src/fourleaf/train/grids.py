@@ -13,7 +13,17 @@ from random import Random
 import numpy as np
 
 from fourleaf.errors import ConfigError
-from fourleaf.tasks.sudoku import Puzzle, draw_easy, draw_grid, draw_puzzle, grid_text, text_offset
+from fourleaf.tasks.sudoku import (
+    BANDS,
+    Puzzle,
+    band_length,
+    draw_easy,
+    draw_grid,
+    draw_puzzle,
+    grid_text,
+    messages,
+    text_offset,
+)
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.data import Document, Source, mixed
@@ -21,17 +31,6 @@ from fourleaf.train.data import Document, Source, mixed
 _SMALL_SHARE = 0.75  # of the tokens
 _SMALL_BLANKS = (4, 12)
 _LARGE_BLANKS = 12
-BANDS = {4: 1, 9: 3}
-
-
-def grid_prompt(side: int, chat: ChatTemplate) -> list[int]:
-    """The ids that ask for a grid."""
-    return chat.render([{"role": "user", "content": f"sudoku {side}"}])
-
-
-def band_of(side: int) -> int:
-    """Characters of a canvas's rows, the last line break left out."""
-    return side * (side + 1) // BANDS[side] - 1
 
 
 def puzzle_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
@@ -56,8 +55,8 @@ def puzzle_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
 
 def documents(puzzle: Puzzle, tokenizer: Tokenizer, chat: ChatTemplate) -> list[Document]:
     """One for each canvas with blanks. A band's last token, a line break or the end token, is only ever a target."""
-    side, length = puzzle.side, band_of(puzzle.side)
-    ids = [*grid_prompt(side, chat), *tokenizer.encode(grid_text(puzzle.solution)), tokenizer.end_id]
+    side, length = puzzle.side, band_length(puzzle.side)
+    ids = [*chat.render(messages(side)), *tokenizer.encode(grid_text(puzzle.solution)), tokenizer.end_id]
     first = len(ids) - 1 - len(grid_text(puzzle.solution))
     is_blank = np.zeros(len(ids), dtype=bool)
     is_blank[[first + text_offset(at, side) for at in puzzle.blanks]] = True
