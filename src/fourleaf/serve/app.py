@@ -18,6 +18,8 @@ from fourleaf.serve.chat import chat_completions
 from fourleaf.serve.completions import completions
 from fourleaf.serve.events import chat_events
 from fourleaf.serve.faults import error_response, install
+from fourleaf.serve.fim import fim_completions
+from fourleaf.serve.infill import infill
 from fourleaf.serve.messages import count_tokens, messages
 from fourleaf.serve.models import Models
 from fourleaf.serve.page import page_router
@@ -32,6 +34,8 @@ ENDPOINTS = {
     "/chat/completions": chat_completions,
     "/chat/events": chat_events,
     "/completions": completions,
+    "/fim/completions": fim_completions,
+    "/infill": infill,
     "/responses": responses,
     "/messages": messages,
     "/messages/count_tokens": count_tokens,

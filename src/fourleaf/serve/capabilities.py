@@ -18,6 +18,7 @@ from fourleaf.errors import RequestError
 from fourleaf.serve.body import renamed, shown
 from fourleaf.text.constraint import KINDS
 from fourleaf.text.grammar import is_available
+from fourleaf.text.tokenizer import Tokenizer
 
 _OF_PASSES = {"policy", "threshold", "tokens_per_pass", "entropy_bound", "edit_threshold"}
 
@@ -138,6 +139,30 @@ def _decisions(engine: Decoder) -> dict[str, Any] | None:
     return {"joint": joint, "calibrated": calibrated, **limits, "max_rotations": MAX_ROTATIONS}
 
 
+# Spellings of the tokens around prefix, suffix and middle in models that were trained to fill in the middle.
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+def fim_tokens(tokenizer: Tokenizer, mask_id: int | None) -> tuple[int, int, int] | None:
+    """Ids of `FIM`, where the tokenizer has them and the model has not made one its mask."""
+    prefix, suffix, middle = (tokenizer.controls.get(token) for token in FIM)
+    if prefix is None or suffix is None or middle is None or mask_id in (prefix, suffix, middle):
+        return None
+    return prefix, suffix, middle
+
+
+def _infill(engine: Decoder, able: Abilities) -> dict[str, Any] | None:
+    """What `/v1/infill` can do with the model. right_context: which modes see what is pinned behind a gap while they
+    fill it, and how far: in the gap's block, up to the next gap. fim_prompt: whether `/v1/fim/completions` gives the
+    suffix in the prompt, in a form that the model was trained on."""
+    if "infill" not in able.fields:
+        return None
+    modes = [mode for mode in ("diffuse", "draft", "ar") if mode in able.modes]
+    seen = {mode: "block" if mode == "diffuse" else "none" for mode in modes}
+    forms = fim_tokens(engine.tokenizer, getattr(engine, "mask_id", None))
+    return {"modes": modes, "right_context": seen, "fim_prompt": forms is not None}
+
+
 def document(engine: Decoder, fixed_tools: bool) -> Mapping[str, Any]:
     """For `GET /v1/capabilities`: what this model and engine honour."""
     able = abilities(engine)
@@ -155,6 +180,6 @@ def document(engine: Decoder, fixed_tools: bool) -> Mapping[str, Any]:
         "tools": "fixed" if fixed_tools else "any",
         "tool_markup": engine.chat.markup.syntax,
         "reasoning": engine.chat.thinks,
-        "infill": False,
+        "infill": _infill(engine, able),
         "decisions": _decisions(engine),
     }

@@ -17,6 +17,7 @@ from fourleaf.serve.body import Wire, parse, refuse, shown
 from fourleaf.serve.constraint import constrained, read_choice, read_format
 from fourleaf.serve.decoding import Decode, each_choice, top_logprobs
 from fourleaf.serve.models import Served
+from fourleaf.serve.template import read_template, wish_for_mode
 from fourleaf.serve.tools import Offer, offer
 from fourleaf.text.router import opens_in_reasoning
 
@@ -56,7 +57,8 @@ class StreamOptions(Wire):
 
 
 class ChatRequest(Decode):
-    """The honoured fields, beside those about decoding. `diffusing` is Mercury's, `chat_template_kwargs` vLLM's."""
+    """The honoured fields, beside those about decoding. `diffusing` is Mercury's, `chat_template_kwargs` vLLM's,
+    `infill` ours."""
 
     model: str
     messages: list[Any]  # read by the chat template, which names what is wrong inside
@@ -73,6 +75,7 @@ class ChatRequest(Decode):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     diffusing: bool | None = None
+    infill: Any = None  # a template that the answer fills
 
     @property
     def include_usage(self) -> bool:
@@ -150,6 +153,11 @@ def prepare(served: Served, asked: ChatRequest) -> Prepared:
     if wanted is not None and wanted < 1:
         refuse(field, f"must be at least 1, not {wanted}", "invalid_value")
     wishes.add("max_tokens", fit(len(prompt_ids), wanted, engine.max_context, field=field), field)
+    if asked.infill is not None:
+        if wanted is not None:
+            refuse(field, "has no place beside infill: its gaps have limits of their own", "invalid_value")
+        wish_for_mode(wishes, able, lossless=asked.lossless)
+        wishes.add("infill", read_template(asked.infill, engine.tokenizer, "infill"))
     made = each_choice(wishes, able, count)
     admit(engine, prompt_ids, made[0])
     return Prepared(prompt_ids, made, offered)

@@ -1,0 +1,190 @@
+"""`POST /v1/fim/completions`: what stands between a prompt and a suffix, in the shapes of Mercury and Mistral.
+
+A choice has its text as OpenAI's completions have it (`text`) and as chat completions have it (`message`, `delta`):
+clients of either kind read it. A model that was trained to fill in the middle gets its own form of prompt; any other
+one gets the suffix as text that is pinned behind a gap.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
+
+from fourleaf.engine.engine import Engine
+from fourleaf.engine.request import Decoder, Frame
+from fourleaf.engine.template import Gap
+from fourleaf.serve.answer import Finish, fit
+from fourleaf.serve.body import parse, refuse
+from fourleaf.serve.capabilities import fim_tokens
+from fourleaf.serve.chunks import Chunk, Stamp
+from fourleaf.serve.decoding import Decode, each_choice
+from fourleaf.serve.faults import error_body
+from fourleaf.serve.filling import Filled, Piece, encoded, usage_of
+from fourleaf.serve.infill import admitted, filling
+from fourleaf.serve.models import Served
+from fourleaf.serve.openai import StreamOptions
+from fourleaf.serve.server import Server
+from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
+from fourleaf.serve.template import wish_for_mode
+from fourleaf.text.stops import StopFilter
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {"min_tokens": (0,), "echo": (False,), "logprobs": (), "best_of": (1,)}
+DEFAULT_MAX_TOKENS = 128  # fewer where the context leaves fewer
+
+
+class FimRequest(Decode):
+    """The honoured fields, beside those about decoding. `random_seed` is Mistral's word for seed."""
+
+    model: str
+    prompt: str
+    suffix: str | None = None
+    max_tokens: int | None = None
+    random_seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+async def fim_completions(server: Server, request: Request) -> Response:
+    """The endpoint. Raises RequestError and BusyError before anything is sent."""
+    asked = parse(FimRequest, await server.body(request), NEUTRAL)
+    if asked.stream_options is not None and not asked.stream:
+        refuse("stream_options", "is only allowed with stream: true", "invalid_value")
+    if asked.random_seed is not None and asked.seed is not None:
+        refuse("random_seed", "and seed are one and the same: give one of them", "invalid_value")
+    asked.seed = asked.random_seed if asked.seed is None else asked.seed
+    served = server.find(asked.model)
+    choices = await run_in_threadpool(prepare, served, asked)
+    request.state.note = {"model": asked.model, "mode": choices[0].params.mode}
+    answers = server.submit(served, [partial(filling, served.engine, choice) for choice in choices])
+    reply = _Reply(server, served, asked, choices, answers)
+    if asked.stream:
+        return EventStream(answers, reply.events())
+    return await whole(request, answers, reply.whole())
+
+
+def prepare(served: Served, asked: FimRequest) -> list[Filled]:
+    """One choice for each answer that is wanted. Raises RequestError naming what cannot be honoured."""
+    engine, tokenizer = served.engine, served.engine.tokenizer
+    before, behind = encoded(tokenizer, asked.prompt), encoded(tokenizer, asked.suffix)
+    if not before:
+        refuse("prompt", "must not be empty", "invalid_value")
+    if asked.max_tokens is not None and asked.max_tokens < 1:
+        refuse("max_tokens", f"must be at least 1, not {asked.max_tokens}", "invalid_value")
+    prompt_ids, pinned = _prompt(engine, before, behind)
+    taken = len(prompt_ids) + len(pinned)
+    default = min(DEFAULT_MAX_TOKENS, max(1, engine.max_context - taken))
+    limit = fit(taken, asked.max_tokens or default, engine.max_context, prompt="prompt")
+    wishes = asked.wishes(tokenizer.vocab_size)
+    stop = wishes.by_field.pop("stop", None)  # looked for in the gap's text, wherever it comes from
+    if pinned:
+        wish_for_mode(wishes, served.able, lossless=asked.lossless)
+        wishes.add("infill", (Gap(limit), tuple(pinned)), "suffix")
+    else:
+        wishes.add("max_tokens", limit)
+        if stop is not None:
+            wishes.add("stop", stop.value)
+    each = [replace(params, raw=True) for params in each_choice(wishes, served.able, asked.choices())]
+    admitted(engine, prompt_ids, each[0], "suffix")
+    stops = () if stop is None else stop.value
+    return [Filled(prompt_ids, params, StopFilter(stops)) for params in each]
+
+
+def _prompt(engine: Decoder, before: list[int], behind: list[int]) -> tuple[list[int], list[int]]:
+    """(prompt, what is pinned behind the gap): in the form that the model was trained on, where it was."""
+    mask_id = engine.mask_id if isinstance(engine, Engine) else None
+    forms = fim_tokens(engine.tokenizer, mask_id)
+    if not behind or forms is None:
+        return before, behind
+    prefix, suffix, middle = forms
+    return [prefix, *before, suffix, *behind, middle], []
+
+
+class _Reply:
+    """One request's way back."""
+
+    def __init__(
+        self,
+        server: Server,
+        served: Served,
+        asked: FimRequest,
+        choices: list[Filled],
+        answers: Answers[Piece | Finish | Frame],
+    ) -> None:
+        self._choices, self._answers = choices, answers
+        self._wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._ping_seconds = server.settings.ping_seconds
+        self._stamp = Stamp(served.engine.name, server.fingerprint, f"fim-{secrets.token_hex(12)}")
+
+    def _text(self, index: int, item: Piece | Finish) -> str:
+        """What an item adds to the text between prompt and suffix, before a stop."""
+        choice = self._choices[index]
+        choice.take(item)
+        if isinstance(item, Finish):
+            return choice.stops.close()
+        return "" if choice.params.infill and item.gap is None else choice.stops.feed(item.text)
+
+    def _reason(self, index: int) -> str | None:
+        """Why the choice has ended; "length" where the gap is as long as it may be."""
+        choice = self._choices[index]
+        if choice.finish is None or choice.stops.found is not None:
+            return None if choice.finish is None else "stop"
+        gap = choice.params.infill[0] if choice.params.infill else None
+        is_full = isinstance(gap, Gap) and choice.tokens[0] >= gap.limit
+        return "length" if is_full else choice.finish.reason
+
+    def _usage(self) -> dict[str, Any]:
+        made = usage_of(self._choices)
+        pinned = made.pop("pinned_tokens")  # to a client they are a part of what it sent
+        return made | {name: made[name] + pinned for name in ("prompt_tokens", "total_tokens")}
+
+    async def whole(self) -> Response:
+        texts = [""] * len(self._choices)
+        async for index, item in self._answers.items():
+            assert not isinstance(item, Frame)
+            texts[index] += self._text(index, item)
+        choices = [
+            {
+                "index": index,
+                "text": text,
+                "message": {"role": "assistant", "content": text},
+                "logprobs": None,
+                "finish_reason": self._reason(index),
+            }
+            for index, text in enumerate(texts)
+        ]
+        return JSONResponse(self._stamp.head("text_completion") | {"choices": choices, "usage": self._usage()})
+
+    def _chunk(self, index: int, text: str) -> Chunk:
+        choice = {
+            "index": index,
+            "text": text,
+            "delta": {"role": "assistant", "content": text},
+            "logprobs": None,
+            "finish_reason": self._reason(index),
+        }
+        return self._stamp.head("text_completion") | {"choices": [choice]}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        extra: dict[str, Any] = {"usage": None} if self._wants_usage else {}
+        try:
+            async for pair in with_pings(self._answers.items(), self._ping_seconds):
+                if pair is None:
+                    yield PING
+                    continue
+                index, item = pair
+                assert not isinstance(item, Frame)
+                text = self._text(index, item)
+                if text or isinstance(item, Finish):
+                    yield event(self._chunk(index, text) | extra)
+            if self._wants_usage:
+                yield event(self._stamp.head("text_completion") | {"choices": [], "usage": self._usage()})
+        except Exception as error:  # the status is sent already
+            yield event(error_body(error)[1])
+        yield DONE

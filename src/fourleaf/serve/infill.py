@@ -1,0 +1,157 @@
+"""`POST /v1/infill`: a template with gaps, filled. Before it stands a prompt, or messages that it answers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Generator, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
+
+from fourleaf.engine.request import Decoder, Frame, GenerateParams
+from fourleaf.errors import RequestError
+from fourleaf.serve.answer import Finish
+from fourleaf.serve.body import parse, refuse, renamed
+from fourleaf.serve.chunks import Chunk, Stamp
+from fourleaf.serve.constraint import Choice, constrained, read_format
+from fourleaf.serve.decoding import Decode, each_choice
+from fourleaf.serve.faults import error_body
+from fourleaf.serve.filling import Filled, Piece, encoded, fill, usage_of
+from fourleaf.serve.models import Served
+from fourleaf.serve.openai import StreamOptions, admit
+from fourleaf.serve.server import Server, watcher
+from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
+from fourleaf.serve.template import read_template, wish_for_mode
+from fourleaf.serve.tools import Offer
+from fourleaf.serve.worker import Job
+
+# Field -> the values beside null that ask for nothing: gaps have limits of their own, and tools no place in a template.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+}
+
+
+class InfillRequest(Decode):
+    """The honoured fields, beside those about decoding."""
+
+    model: str
+    template: list[Any]
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+async def infill(server: Server, request: Request) -> Response:
+    """The endpoint. Raises RequestError and BusyError before anything is sent."""
+    asked = parse(InfillRequest, await server.body(request), NEUTRAL)
+    if asked.stream_options is not None and not asked.stream:
+        refuse("stream_options", "is only allowed with stream: true", "invalid_value")
+    served = server.find(asked.model)
+    choices = await run_in_threadpool(prepare, served, asked)
+    request.state.note = {"model": asked.model, "mode": choices[0].params.mode}
+    answers = server.submit(served, [partial(filling, served.engine, choice) for choice in choices])
+    reply = _Reply(server, served, asked, choices, answers)
+    if asked.stream:
+        return EventStream(answers, reply.events())
+    return await whole(request, answers, reply.whole())
+
+
+def prepare(served: Served, asked: InfillRequest) -> list[Filled]:
+    """One choice for each answer that is wanted. Raises RequestError naming what cannot be honoured."""
+    engine = served.engine
+    if (asked.prompt is None) == (asked.messages is None):
+        refuse("prompt", "or messages must be given, and not both", "invalid_value")
+    if asked.messages is not None:
+        prompt_ids = engine.chat.render(asked.messages)
+    else:
+        prompt_ids = encoded(engine.tokenizer, asked.prompt)
+        if not prompt_ids:
+            refuse("prompt", "must not be empty", "invalid_value")
+    wishes = asked.wishes(engine.tokenizer.vocab_size)
+    wish_for_mode(wishes, served.able, lossless=asked.lossless)
+    wishes.add("infill", read_template(asked.template, engine.tokenizer), "template")
+    form = read_format(asked.response_format)
+    free = Offer(None, frozenset())
+    wishes.add(
+        "constraint", constrained(free, Choice("none"), form, served.able, engine.chat.markup), "response_format"
+    )
+    each = each_choice(wishes, served.able, asked.choices())
+    admitted(engine, prompt_ids, each[0], "template")
+    return [Filled(prompt_ids, params) for params in each]
+
+
+def admitted(engine: Decoder, prompt_ids: list[int], params: GenerateParams, name: str) -> None:
+    """Lets the engine refuse now what it would refuse later. name: what the client called the template."""
+    try:
+        admit(engine, prompt_ids, params)
+    except RequestError as error:
+        raise renamed(error, {"infill": name}) from None
+
+
+def filling(engine: Decoder, choice: Filled, job: Job[Any]) -> Generator[Piece | Finish]:
+    """The work of one choice."""
+    yield from fill(engine, choice.prompt_ids, choice.params, watcher(job, frames=False))
+
+
+class _Reply:
+    """One request's way back."""
+
+    def __init__(
+        self,
+        server: Server,
+        served: Served,
+        asked: InfillRequest,
+        choices: Sequence[Filled],
+        answers: Answers[Piece | Finish | Frame],
+    ) -> None:
+        self._choices, self._answers = choices, answers
+        self._wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._ping_seconds = server.settings.ping_seconds
+        self._stamp = Stamp(served.engine.name, server.fingerprint, f"infill-{secrets.token_hex(12)}")
+
+    async def whole(self) -> Response:
+        async for index, item in self._answers.items():
+            assert not isinstance(item, Frame)
+            self._choices[index].take(item)
+        choices = [self._end(index) | {"text": choice.text} for index, choice in enumerate(self._choices)]
+        return JSONResponse(self._stamp.head("infill") | {"choices": choices, "usage": usage_of(self._choices)})
+
+    def _end(self, index: int) -> Chunk:
+        choice = self._choices[index]
+        assert choice.finish is not None
+        return {"index": index, "gaps": choice.wire_gaps(), "finish_reason": choice.finish.reason}
+
+    def _chunk(self, index: int, item: Piece | Finish) -> Chunk:
+        """A piece of text with the gap that it fills; the last chunk of a choice has its gaps as a whole."""
+        self._choices[index].take(item)
+        if isinstance(item, Finish):
+            choice = self._end(index) | {"text": "", "gap": None}
+        else:
+            choice = {"index": index, "text": item.text, "gap": item.gap, "finish_reason": None}
+        return self._stamp.head("infill.chunk") | {"choices": [choice]}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        extra: dict[str, Any] = {"usage": None} if self._wants_usage else {}
+        try:
+            async for pair in with_pings(self._answers.items(), self._ping_seconds):
+                if pair is None:
+                    yield PING
+                    continue
+                index, item = pair
+                assert not isinstance(item, Frame)
+                yield event(self._chunk(index, item) | extra)
+            if self._wants_usage:
+                yield event(self._stamp.head("infill.chunk") | {"choices": [], "usage": usage_of(self._choices)})
+        except Exception as error:  # the status is sent already
+            yield event(error_body(error)[1])
+        yield DONE
