@@ -103,6 +103,19 @@ def test_draft_says_what_ar_says(random_engine):
             assert alone(random_engine, prompt, drafted) == alone(random_engine, prompt, params)
 
 
+@pytest.mark.parametrize("limit", [1, 9, 60])
+def test_usage_counts_the_proposals_that_stood(random_engine, limit):
+    """A round decides those and one token more, unless the last of them ends the answer; a last token needs no round."""
+    for start in range(40, 50):
+        params = GenerateParams(mode="draft", max_tokens=limit)
+        last = list(random_engine.generate(list(range(start, start + 20)), params))[-1]
+        assert last.usage is not None
+        more = last.usage.completion_tokens - last.usage.stood - last.usage.blocks
+        assert more in ((0, 1, 2) if last.finish_reason == "stop" else (1, 2))
+        assert last.usage.stood <= last.usage.proposals
+        assert (last.usage.proposals > 0) == (last.usage.blocks > 0)
+
+
 def test_nobody_waits_for_anothers_block(random_engine):
     """Bug kind 27: a short answer that comes late ends before a long one that came early."""
     core = Core(random_engine.model, Limits(num_pages=64), checks=True)

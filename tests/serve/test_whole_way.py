@@ -1,6 +1,7 @@
 """Fields of requests all the way through the real engine and back, on a tiny model with random weights."""
 
 import json
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -115,6 +116,25 @@ def test_a_prompt_seen_before_is_cached(client):
     ]
     assert counts[0] == 0
     assert counts[2] >= 64, "the second stores the states that the third begins with"
+
+
+def test_metrics_tell_memory_and_what_of_the_drafts_stood(client):
+    def read() -> dict[str, float]:
+        lines = client.get("/metrics").text.splitlines()
+        return {name: float(value) for name, value in (line.split() for line in lines if line[0] != "#")}
+
+    before = read()
+    how = ask(client, mode="draft", max_tokens=40)["usage"]["fourleaf"]
+    after = read()
+    proposals, stood = (after[f"fourleaf_{n}_total"] - before[f"fourleaf_{n}_total"] for n in ("proposals", "stood"))
+    assert (proposals, stood) == (how["proposals"], how["stood"])
+    assert 0 <= stood <= proposals > 0
+    assert after["fourleaf_cache_bytes"] >= before["fourleaf_cache_bytes"]
+    assert after["fourleaf_cache_bytes"] > 0
+    if Path("/proc/self/statm").is_file():
+        assert 10e6 < after["fourleaf_resident_bytes"] < 1e12
+    ar = ask(client, mode="ar", max_tokens=4)["usage"]["fourleaf"]
+    assert (ar["proposals"], ar["stood"]) == (0, 0)
 
 
 def test_harnesses_score_through_the_real_engine(client):

@@ -46,6 +46,7 @@ class Cache:
         """cache_bytes: of pages and snapshots; but never less than what one request of full length needs. num_pages:
         instead of what the budget gives. reuse: whether requests find what earlier ones left."""
         page_bytes, state_bytes = Memory.page_bytes(config, dtype), Memory.state_bytes(config, dtype)
+        self._page_bytes = page_bytes
         longest = -(-config.max_position_embeddings // PAGE_SIZE)
         pages_bytes = int(cache_bytes * (1 - SNAPSHOT_SHARE))
         # Pages of a model without attention take no memory: there are enough for all.
@@ -62,6 +63,12 @@ class Cache:
         self.grid = snapshot_grid(page_bytes, state_bytes, longest)
         self._reuse = reuse
         self._held: dict[int, _Held] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        """Of pages that are held or kept, and of snapshots."""
+        stored = 0 if self.snapshots is None else self.snapshots.num_bytes
+        return (self.num_pages - self.pages.num_free) * self._page_bytes + stored
 
     def admit(self, key: int, sequence: Sequence) -> None:
         """Gives a request what the cache has of its known tokens, and room for the rest and a block.

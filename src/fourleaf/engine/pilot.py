@@ -49,8 +49,8 @@ class Fleet:
 @dataclass
 class Tally:
     """What one answer has taken so far. tokens: decided, an end token included; steps: of `ar`; verified: rows that
-    were; passes: denoise passes, `fused` of them in a forward with a commit or a prefill; forwards, rows: after the
-    prefill."""
+    were; proposals: those among them, of which `stood` did; passes: denoise passes, `fused` of them in a forward with a
+    commit or a prefill; forwards, rows: after the prefill."""
 
     tokens: int = 0
     forwards: int = 0
@@ -59,6 +59,8 @@ class Tally:
     passes: int = 0
     fused: int = 0
     verified: int = 0
+    proposals: int = 0
+    stood: int = 0
     blocks: int = 0
 
 

@@ -233,6 +233,7 @@ class Usage:
     passes             denoise passes, those that ran inside a fused forward or the last prefill chunk included
     blocks             blocks that were finished, those of `draft` (its rounds) included
     cached_tokens      tokens of the prompt that an earlier request had left in the prefix cache
+    proposals          of `draft`, those that were verified; `stood` of them did stand
     modes              `auto`: the mode of each choice, in order; `GenerateParams.modes` takes them to repeat the answer
     """
 
@@ -243,6 +244,8 @@ class Usage:
     passes: int
     blocks: int = 0
     cached_tokens: int = 0
+    proposals: int = 0
+    stood: int = 0
     modes: tuple[FixedMode, ...] = ()
 
     @property

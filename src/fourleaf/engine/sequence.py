@@ -122,17 +122,9 @@ class Sequence:
         return len(self.known) if self.canvas is None else self.canvas.start
 
     def usage(self) -> Usage:
-        tally = self._tally
-        return Usage(
-            len(self.prompt),
-            tally.tokens,
-            tally.forwards,
-            tally.rows,
-            tally.passes,
-            blocks=tally.blocks,
-            cached_tokens=self.cached_tokens or 0,
-            modes=() if self.pilot is None else tuple(self.pilot.modes),
-        )
+        tally, modes = self._tally, () if self.pilot is None else tuple(self.pilot.modes)
+        done = (tally.tokens, tally.forwards, tally.rows, tally.passes, tally.blocks)
+        return Usage(len(self.prompt), *done, self.cached_tokens or 0, tally.proposals, tally.stood, modes)
 
     def preempt(self) -> None:
         """Forgets what is cached. Canvas, random numbers and counts stay: the answer goes on as it would have."""
@@ -335,6 +327,7 @@ class Sequence:
         decided = found.decided
         self._num_draws += 1
         self._tally.verified += len(logits)
+        self._tally.proposals += len(proposals)
         self._close_canvas()
         self._is_verifying = False
         stand = decided if self.guide is None else self.guide.settle(decided, self._left)
@@ -342,6 +335,7 @@ class Sequence:
         self._record.add(found.adjusted[:num], stand[:num], [len(self.known) + i for i in range(num)])
         self.accepted = 1 + num_equal(found.tokens, stand)
         self.num_cached += self.accepted
+        self._tally.stood += self.accepted - 1
         return self._decide(stand)
 
     def _adjusted_row(self, row: int, logits: Tensor) -> Tensor:

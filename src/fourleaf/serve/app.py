@@ -21,6 +21,7 @@ from fourleaf.serve.faults import error_response, install
 from fourleaf.serve.fim import fim_completions
 from fourleaf.serve.infill import infill
 from fourleaf.serve.messages import count_tokens, messages
+from fourleaf.serve.metrics import resident_bytes
 from fourleaf.serve.models import Models
 from fourleaf.serve.page import page_router
 from fourleaf.serve.requestlog import RequestLog
@@ -135,12 +136,16 @@ class _About:
         return JSONResponse({"object": "list", "data": documents} if model is None else documents[0])
 
     async def metrics(self) -> PlainTextResponse:
-        workers = [one.worker for one in self._server.models.served()]
+        served = self._server.models.served()
+        workers = [one.worker for one in served]
         gauges = {
             "waiting_requests": float(sum(worker.num_waiting for worker in workers)),
             "running_requests": float(sum(worker.num_running for worker in workers)),
             "loaded_models": float(len(workers)),
+            "cache_bytes": float(sum(one.cache_bytes for one in served)),
         }
+        if (resident := resident_bytes()) is not None:
+            gauges["resident_bytes"] = float(resident)
         return PlainTextResponse(self._server.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def load(self, request: Request) -> JSONResponse:

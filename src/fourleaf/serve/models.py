@@ -37,6 +37,27 @@ class Served:
             engine.start()
         self.worker.start()
 
+    @property
+    def cache_bytes(self) -> int:
+        """What its requests hold and the prefix cache keeps."""
+        return self.engine.core.cache.used_bytes if isinstance(self.engine, Engine) else 0
+
+    @property
+    def cache_counts(self) -> dict[str, int]:
+        """What the engine's prefix cache and scheduler have done so far; nothing where the engine is another's."""
+        if not isinstance(self.engine, Engine):
+            return {}
+        core = self.engine.core
+        counters = core.cache.tree.counters
+        return {
+            "prefix_lookups_total": counters.num_lookups,
+            "prefix_hits_total": counters.num_hits,
+            "prefix_hit_tokens_total": counters.num_hit_tokens,
+            "prefix_tokens_without_state_total": counters.num_stateless_tokens,
+            "evicted_pages_total": counters.num_evicted_pages,
+            "preempted_requests_total": core.scheduler.num_preempted,
+        }
+
     def close(self, drain_seconds: float) -> None:
         """Lets what runs come to its end, but no longer than that, then stops."""
         self.worker.drain(drain_seconds)
