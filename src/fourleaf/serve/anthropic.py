@@ -56,10 +56,12 @@ def parse_messages_request(body: bytes, *, counts: bool = False) -> ChatRequest:
     request = parse(MessagesRequest, body, NEUTRAL)
     if request.max_tokens is None and not counts:
         refuse("max_tokens", "is missing", "missing_required_parameter")
+    if not request.messages:
+        refuse("messages", "must not be empty", "invalid_value")
     messages = _system(request.system)
     for at, message in enumerate(request.messages):
         messages += _messages(message, f"messages[{at}]")
-    if request.messages and messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant":
         refuse("messages", "ends with the assistant's own words, which are not continued here; end with the user's")
     choice, parallel = _choice(request.tool_choice)
     chat = ChatRequest(
@@ -119,7 +121,7 @@ def _user(blocks: list[tuple[str, dict[str, Any], str]], where: str) -> list[dic
             made = _string(block, "tool_use_id", place)
             content = block.get("content")
             text = "" if content is None else _text(content, f"{place}.content")
-            if block.get("is_error"):
+            if _flag(block, "is_error", place):
                 text = f"Error: {text}"
             messages.append({"role": "tool", "tool_call_id": made, "content": text})
         else:
@@ -176,6 +178,13 @@ def _string(block: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
+def _flag(block: dict[str, Any], key: str, where: str) -> bool | None:
+    value = block.get(key)
+    if value is not None and not isinstance(value, bool):
+        refuse(f"{where}.{key}", f"must be true or false, not {shown(value)}", "invalid_type")
+    return value
+
+
 def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(tool, dict):
         refuse(where, f"must be an object, not {shown(tool)}", "invalid_type")
@@ -194,7 +203,7 @@ def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool | None]:
     """tool_choice, and whether calls may be several, in OpenAI's words."""
     if choice is None:
         return None, None
-    alone = choice.get("disable_parallel_tool_use")
+    alone = _flag(choice, "disable_parallel_tool_use", "tool_choice")
     parallel = None if alone is None else not alone
     kind = choice.get("type")
     if kind == "tool":

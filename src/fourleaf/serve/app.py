@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from fourleaf.engine.request import Decoder
-from fourleaf.serve import capabilities, door
+from fourleaf.serve import capabilities, door, openapi
 from fourleaf.serve.body import read_document, refuse, shown
 from fourleaf.serve.chat import chat_completions
 from fourleaf.serve.completions import completions
@@ -29,6 +30,9 @@ from fourleaf.serve.responsestream import responses
 from fourleaf.serve.server import Server
 from fourleaf.serve.settings import Settings
 from fourleaf.serve.systemone import decision_models, systemone
+
+if TYPE_CHECKING:
+    from fourleaf.serve.tracing import Tracing
 
 # Path -> endpoint; each takes the server and the request.
 ENDPOINTS = {
@@ -50,6 +54,7 @@ def create_app(
     fixed_tools: list[dict[str, Any]] | None = None,
     api_key: str | None = None,
     settings: Settings | None = None,
+    tracing: Tracing | None = None,
     **limits: Any,
 ) -> FastAPI:
     """An app that serves models, or one engine.
@@ -57,6 +62,7 @@ def create_app(
     fixed_tools  with one engine: the tools in the model's weights; None for a model that reads tools from its prompt
     api_key      the one key, where there are no settings
     settings     or its fields as `limits`
+    tracing      makes spans of requests; None: none
 
     No CORS header is sent: pages of other origins cannot read answers.
     """
@@ -64,16 +70,20 @@ def create_app(
         settings = Settings(api_keys=() if api_key is None else (api_key,), **limits)
     is_ready = not isinstance(served, Models)
     models = Models.of(served, fixed_tools, settings.max_waiting) if not isinstance(served, Models) else served
-    server = Server(models, settings)
+    server = Server(models, settings, tracing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         server.models.load_all(wait=is_ready)
         yield
         await run_in_threadpool(server.models.close)
+        if tracing is not None:
+            await run_in_threadpool(tracing.close)
 
     app = FastAPI(title="Fourleaf", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server
+    if tracing is not None:
+        app.add_middleware(tracing.middleware)
     app.add_middleware(RequestLog)
     install(app)
     about = _About(server)
@@ -81,6 +91,7 @@ def create_app(
         app.add_api_route(path, about.health, methods=["GET"])
     keyed = APIRouter(dependencies=[Depends(door.check_of(settings))])
     keyed.add_api_route("/metrics", about.metrics, methods=["GET"])
+    keyed.add_api_route("/openapi.json", about.openapi, methods=["GET"])
     api = APIRouter(prefix="/v1")
     api.add_api_route("/models", about.models, methods=["GET"])
     if settings.can_manage:
@@ -146,7 +157,15 @@ class _About:
         }
         if (resident := resident_bytes()) is not None:
             gauges["resident_bytes"] = float(resident)
-        return PlainTextResponse(self._server.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        counters: Counter[str] = Counter()
+        for one in served:
+            counters.update(one.cache_counts)
+        text = self._server.metrics.text(gauges, counters)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def openapi(self) -> JSONResponse:
+        names = [card["id"] for card in self._server.models.cards()]
+        return JSONResponse(openapi.document(names, self._server.settings))
 
     async def load(self, request: Request) -> JSONResponse:
         name = await self._named(request)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from fourleaf.errors import RequestError
 
@@ -20,6 +20,12 @@ class Wire(BaseModel):
     """Strict: a string is not a number, and 1 is not true. Unknown fields are kept, to be named in the log."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """JSON has one kind of number: 3.0 is 3."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Shape = TypeVar("Shape", bound=Wire)

@@ -31,7 +31,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-_EFFORTS = ("none", "instant", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "instant", "minimal", "low", "medium", "high", "xhigh")
 _NO_EFFORT = ("none", "instant", "minimal")
 
 
@@ -104,21 +104,25 @@ def check_chat_request(request: ChatRequest) -> None:
         top_logprobs(request.top_logprobs, "top_logprobs")
         if request.top_logprobs and not request.logprobs:
             refuse("top_logprobs", "needs logprobs: true", "invalid_value")
-    if request.reasoning_effort is not None and request.reasoning_effort not in _EFFORTS:
-        refuse("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}, not {shown(request.reasoning_effort)}")
+    if request.reasoning_effort is not None and request.reasoning_effort not in EFFORTS:
+        refuse("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, not {shown(request.reasoning_effort)}")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request as the engine takes it: one prompt, one set of parameters for each choice."""
+    """A request as the engine takes it: one prompt, one set of parameters for each choice. is_cut: the context leaves
+    less than what was asked for."""
 
     prompt_ids: list[int]
     params: list[GenerateParams]
     offer: Offer
+    is_cut: bool = False
 
 
-def prepare(served: Served, asked: ChatRequest) -> Prepared:
+def prepare(served: Served, asked: ChatRequest, *, cuts: bool = False) -> Prepared:
     """Renders the prompt and settles how to decode. Takes a moment: not for the event loop.
+
+    cuts: a limit beyond what the context leaves asks for all that it leaves.
 
     Raises RequestError naming what cannot be honoured, ContextLengthError where the answer's limit does not fit.
     """
@@ -152,6 +156,9 @@ def prepare(served: Served, asked: ChatRequest) -> Prepared:
     wanted = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     if wanted is not None and wanted < 1:
         refuse(field, f"must be at least 1, not {wanted}", "invalid_value")
+    room = engine.max_context - len(prompt_ids)
+    is_cut = cuts and wanted is not None and wanted > room > 0
+    wanted = room if is_cut else wanted
     wishes.add("max_tokens", fit(len(prompt_ids), wanted, engine.max_context, field=field), field)
     if asked.infill is not None:
         if wanted is not None:
@@ -160,7 +167,7 @@ def prepare(served: Served, asked: ChatRequest) -> Prepared:
         wishes.add("infill", read_template(asked.infill, engine.tokenizer, "infill"))
     made = each_choice(wishes, able, count)
     admit(engine, prompt_ids, made[0])
-    return Prepared(prompt_ids, made, offered)
+    return Prepared(prompt_ids, made, offered, is_cut)
 
 
 def admit(engine: Decoder, prompt_ids: list[int], params: GenerateParams) -> None:

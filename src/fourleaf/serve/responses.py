@@ -99,7 +99,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         where = f"input[{at}]"
         if not isinstance(item, dict):
             refuse(where, f"must be an object, not {shown(item)}", "invalid_type")
-        kind = item.get("type") or "message"
+        kind = "message" if item.get("type") is None else item["type"]
         if kind == "message":
             _add_message(messages, item, where)
         elif kind == "function_call":
@@ -140,10 +140,13 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _thoughts(item: dict[str, Any], where: str) -> str:
-    parts = item.get("content") or item.get("summary") or []
-    if not isinstance(parts, list):
-        refuse(where, f"must hold a list of texts, not {shown(parts)}", "invalid_type")
-    return "\n".join(_string(part, "text", where) for part in parts if isinstance(part, dict))
+    texts: dict[str, list[str]] = {}
+    for key in ("content", "summary"):
+        parts = [] if item.get(key) is None else item[key]
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            refuse(f"{where}.{key}", f"must be a list of texts, not {shown(parts)}", "invalid_type")
+        texts[key] = [_string(part, "text", f"{where}.{key}[{at}]") for at, part in enumerate(parts)]
+    return "\n".join(texts["content"] or texts["summary"])
 
 
 def _text(value: Any, where: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -19,6 +19,9 @@ from fourleaf.serve.stream import Answers
 from fourleaf.serve.tools import Offer
 from fourleaf.serve.worker import BusyError, Job
 
+if TYPE_CHECKING:
+    from fourleaf.serve.tracing import Tracing
+
 MAX_FRAMES_PER_SECOND = 30
 
 
@@ -27,10 +30,10 @@ class BodyTooLargeError(RequestError):
 
 
 class Server:
-    """One server's state. `draining`: it finishes what runs and takes nothing new."""
+    """One server's state. `draining`: it finishes what runs and takes nothing new. tracing: where spans are wanted."""
 
-    def __init__(self, models: Models, settings: Settings) -> None:
-        self.models, self.settings = models, settings
+    def __init__(self, models: Models, settings: Settings, tracing: Tracing | None = None) -> None:
+        self.models, self.settings, self.tracing = models, settings, tracing
         self.metrics = Metrics()
         self.fingerprint = f"fourleaf-{version('fourleaf')}"
         self.draining = False
@@ -76,6 +79,8 @@ class Server:
     def submit(self, served: Served, works: Sequence[Any]) -> Answers[Any]:
         """Puts pieces of work in line, all or none. Raises BusyError where the line is full."""
         jobs: list[Job[Any]] = []
+        if self.tracing is not None:
+            works = [self.tracing.followed(work) for work in works]
         try:
             for work in works:
                 jobs.append(served.worker.submit(work, self.settings.timeout))
@@ -94,6 +99,7 @@ def watcher(job: Job[Item | Frame], *, frames: bool) -> Any:
     def watch(frame: Frame) -> None:
         nonlocal last
         job.check()
+        job.first_pass = job.first_pass or time.time_ns()
         now = time.monotonic()
         if frames and now - last >= 1 / MAX_FRAMES_PER_SECOND:
             last = now

@@ -12,7 +12,7 @@ from fourleaf.errors import RequestError
 from fourleaf.text.tokenizer import replace_surrogates
 
 # What the template sees for each role that a client may write.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def clean_messages(messages: Any) -> list[dict[str, Any]]:
@@ -42,11 +42,11 @@ def _clean_message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         _wrong_type(f"{where}.role", "a string", role)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise RequestError(
-            f"{where}.role is {role[:40]!r}; it must be one of {', '.join(_ROLES)}.", param=f"{where}.role"
+            f"{where}.role is {role[:40]!r}; it must be one of {', '.join(ROLES)}.", param=f"{where}.role"
         )
-    clean: dict[str, Any] = {"role": _ROLES[role]}
+    clean: dict[str, Any] = {"role": ROLES[role]}
 
     calls = message.get("tool_calls")
     if calls is not None and role != "assistant":
@@ -62,11 +62,10 @@ def _clean_message(message: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.content is missing; {remedy}.", param=f"{where}.content")
     clean["content"] = "" if content is None else _clean_content(content, f"{where}.content")
 
-    # Servers of reasoning models call the field by either name.
-    reasoning = "reasoning" if message.get("reasoning_content") is None else "reasoning_content"
-    for field, name in (("name", "name"), ("tool_call_id", "tool_call_id"), (reasoning, "reasoning_content")):
+    for field in ("name", "tool_call_id", "reasoning", "reasoning_content"):
         if (value := message.get(field)) is not None:
-            clean[name] = _clean_string(value, f"{where}.{field}")
+            # Servers of reasoning models call that field by either name; given both, `reasoning_content` counts.
+            clean["reasoning_content" if field == "reasoning" else field] = _clean_string(value, f"{where}.{field}")
     return clean
 
 
@@ -90,7 +89,7 @@ def _clean_part(part: Any, where: str) -> str:
 def _clean_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(call, Mapping):
         _wrong_type(where, "an object", call)
-    if (kind := call.get("type") or "function") != "function":
+    if (kind := call.get("type")) not in ("function", "", None):  # some clients leave it empty when they replay a call
         raise RequestError(f"{where}.type is {str(kind)[:40]!r}; only function calls are read.", param=f"{where}.type")
     function = call.get("function")
     if not isinstance(function, Mapping):

@@ -1,0 +1,298 @@
+"""A server under load: 64 connections, a fifth of which leave in mid-stream, poisoned requests among them, SIGTERM.
+
+    python scripts/soak_load.py                                   # 5 minutes, on random weights in fp64
+    python scripts/soak_load.py --checkpoint bundled              # on the bundled model, as it is served
+    python scripts/soak_load.py --seconds 10 --connections 8      # the sample that the tests run
+
+Requests go to every API, streamed and whole, in every mode, with tools, grammars, log-probabilities, several choices.
+Each must be answered to its end or told to come back (429). Poisoned ones (NaN logits, a grammar that fails in
+mid-answer, too long for the context, too large a body) must end alone, with the status that they deserve. Then the
+server is sent SIGTERM with the load on: what was started ends, what is new is refused, and the engine holds no request,
+page, snapshot or state. Memory of the server's process must be flat. Prints a report and appends it to a file with
+--report; the exit code is 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from poisoned_server import GRAMMAR_SEED, NAN_SEED
+
+LEAVING = 0.2  # of the streams
+GRACE = 1.0  # seconds around SIGTERM in which a request may fall on either side
+MAX_GROWTH, MIN_GROWTH_MIB = 0.05, 24  # of resident memory, between the second quarter of the time and the last
+SAID = [
+    "Open all windows.",
+    "Play some jazz, and make it warmer in the back.",
+    "What is the tyre pressure?",
+    "Turn on the fog lights and set the temperature to twenty one degrees for the driver, please.",
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["front", "rear"]}, "level": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["zone", "level"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "level", "schema": SCHEMA}}
+TOOL = {"name": "set_level", "description": "Sets it.", "parameters": SCHEMA}
+LAST = ("[DONE]", "message_stop", "response.completed", "response.incomplete", "finish_reason")
+
+Body = dict[str, Any]
+
+
+def drawn(rng: random.Random, model: str, has_own_tools: bool) -> tuple[str, Body]:
+    """A path and a body, as any client might send them."""
+    path = rng.choice(("chat/completions",) * 4 + ("chat/events", "completions", "responses", "messages", "systemone"))
+    text = rng.choice(SAID) + rng.choice(("", "", " Now!"))
+    body: Body = {"model": model, "stream": rng.random() < 0.7}
+    if path == "systemone":
+        question = {"type": "choice", "instructions": text, "criteria": {"yes": None, "no": None, "later": None}}
+        return path, {"model": model, "state": text, "questions": {"q": question}, "x_joint": rng.random() < 0.5}
+    body |= {"mode": rng.choice(("ar", "draft", "diffuse", "auto")), "seed": rng.randrange(1000)}
+    body |= {"temperature": rng.choice((0, 0, 0.8))}
+    limit = rng.choice((4, 16, 40))
+    if path == "completions":
+        return path, body | {"prompt": text, "max_tokens": limit, "echo": rng.random() < 0.3, "logprobs": 2}
+    if path == "responses":
+        return path, body | {"input": text, "max_output_tokens": limit}
+    body |= {"messages": [{"role": "user", "content": text}], "max_tokens": limit}
+    if path != "chat/completions":
+        return path, body
+    what = rng.random()
+    if what < 0.2:
+        body |= {"response_format": FORMAT, "max_tokens": 60}
+    elif what < 0.35 and not has_own_tools:
+        body |= {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 80}
+    elif what < 0.35:
+        body |= {"tool_choice": "required", "max_tokens": 80}
+    elif what < 0.5:
+        body |= {"n": 2, "logprobs": True, "top_logprobs": 2, "temperature": 0.8}
+    if body["stream"] and rng.random() < 0.3:
+        body["diffusing"] = True
+    return path, body
+
+
+def poisons(model: str) -> list[tuple[str, str, Any, tuple[int, ...]]]:
+    """(what it is, path, body, statuses that it deserves); a body in bytes is sent as it is."""
+    said = [{"role": "user", "content": "Hello."}]
+    body: Body = {"model": model, "messages": said, "max_tokens": 30}
+    return [
+        ("NaN", "chat/completions", body | {"seed": NAN_SEED}, (500,)),
+        ("grammar", "chat/completions", body | {"seed": GRAMMAR_SEED, "response_format": FORMAT}, (500,)),
+        ("over-long", "chat/completions", body | {"messages": [{"role": "user", "content": "a b " * 40_000}]}, (400,)),
+        ("too large", "chat/completions", b" " * (5 * 2**20), (413,)),
+    ]
+
+
+@dataclass
+class Report:
+    """What a run found. wrong: in words; it passes where there is none."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of whole answers
+    first: list[float] = field(default_factory=list)  # to a stream's second event, the first that the engine gave
+    resident_mib: list[int] = field(default_factory=list)
+    stopped_at: float = float("inf")
+
+
+class Client:
+    """One connection after the other, until told to stop."""
+
+    def __init__(self, url: str, model: str, has_own_tools: bool, report: Report) -> None:
+        self._url, self._model, self._has_own_tools, self._report = url, model, has_own_tools, report
+
+    async def run(self, seed: int, until: float) -> None:
+        """Asks until the clock says `until`."""
+        rng = random.Random(seed)
+        timeout = httpx2.Timeout(300, connect=60)
+        async with httpx2.AsyncClient(base_url=f"{self._url}/v1", timeout=timeout) as http:
+            while (began := time.monotonic()) < until:
+                path, body = drawn(rng, self._model, self._has_own_tools)
+                leaves = bool(body.get("stream")) and rng.random() < LEAVING
+                try:
+                    await self._ask(http, path, body, leaves)
+                except httpx2.TransportError as error:
+                    if began < self._report.stopped_at - GRACE:
+                        self._report.wrong.append(f"{path} {body}: {error!r}")
+                        continue
+                    self._report.counts["refused after SIGTERM"] += 1
+                    await asyncio.sleep(0.2)
+
+    async def _ask(self, http: httpx2.AsyncClient, path: str, body: Body, leaves: bool) -> None:
+        report, began = self._report, time.monotonic()
+        async with http.stream("POST", path, json=body) as response:
+            if response.status_code == 429:
+                report.counts["429"] += 1
+                assert int(response.headers["retry-after"]) >= 1
+                await asyncio.sleep(0.5)
+                return
+            if response.status_code == 503 and time.monotonic() > report.stopped_at - GRACE:
+                report.counts["refused after SIGTERM"] += 1
+                await asyncio.sleep(0.2)
+                return
+            if response.status_code != 200:
+                await response.aread()
+                report.wrong.append(f"{path} {body}: {response.status_code} {response.text[:200]}")
+                return
+            if began > report.stopped_at + GRACE:
+                report.wrong.append(f"{path}: answered {began - report.stopped_at:.1f} s after SIGTERM")
+            text, events = "", 0
+            async for piece in response.aiter_text():
+                text += piece
+                events += 1
+                if events == 2:
+                    report.first.append(time.monotonic() - began)
+                if leaves and events == 2:
+                    report.counts["left in mid-stream"] += 1
+                    return
+        report.seconds.append(time.monotonic() - began)
+        report.counts[path] += 1
+        report.counts[f"mode {body.get('mode')}"] += 1
+        report.wrong += [f"{path} {body}: {fault}" for fault in faults(body, text)]
+
+
+def faults(body: Body, text: str) -> list[str]:
+    """What is wrong with a whole answer, or a stream's text."""
+    if body.get("stream") or "data: " in text[:200]:
+        events = [line for line in text.splitlines() if line.startswith(("data: ", "event: "))]
+        found = [line for line in events if line == "event: error" or '"error":{' in line]
+        is_whole = bool(events) and any(word in events[-1] for word in LAST)
+        return [f"an error in the stream: {line}" for line in found] + ([] if is_whole else ["the stream was cut"])
+    answer = json.loads(text)
+    found = []
+    for choice in answer.get("choices", ()):
+        if body.get("response_format") and choice["finish_reason"] == "stop":
+            level = json.loads(choice["message"]["content"])
+            if level.keys() != {"zone", "level"}:
+                found.append(f"the grammar does not hold: {level}")
+        if body.get("tool_choice") == "required" and choice["finish_reason"] == "stop":
+            found.append("no tool was called")
+    return found
+
+
+async def poison(url: str, model: str, report: Report, until: float) -> None:
+    """Sends each poison again and again."""
+    async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=300) as http:
+        while time.monotonic() < until:
+            for name, path, body, deserved in poisons(model):
+                sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+                try:
+                    status = (await http.post(path, **sent)).status_code
+                except httpx2.TransportError:  # the server may hang up on a body that it does not want
+                    status = 413 if name == "too large" else 0
+                if status not in (*deserved, 429) and report.stopped_at == float("inf"):
+                    report.wrong.append(f"poison {name!r} was answered by {status}")
+                report.counts[f"poison {name}"] += status in deserved
+            await asyncio.sleep(0.5)
+
+
+def resident_mib(pid: int) -> int:
+    """Of another process; 0 where the system does not say."""
+    statm = Path(f"/proc/{pid}/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() >> 20 if statm.is_file() else 0
+
+
+async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespace, report: Report) -> None:
+    """Everything, up to and a little beyond SIGTERM."""
+    async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=60) as http:
+        card = (await http.get("capabilities")).json()["data"][0]
+    model, began = card["id"], time.monotonic()
+    until = began + chosen.seconds
+    client = Client(url, model, card["tools"] == "fixed", report)
+    tasks = [asyncio.create_task(client.run(chosen.seed + i, until + 3 * GRACE)) for i in range(chosen.connections)]
+    tasks.append(asyncio.create_task(poison(url, model, report, until - GRACE)))
+    while time.monotonic() < until:
+        await asyncio.sleep(min(1.0, chosen.seconds / 20))
+        report.resident_mib.append(resident_mib(server.pid))
+    report.stopped_at = time.monotonic()
+    server.send_signal(signal.SIGTERM)
+    for fault in await asyncio.gather(*tasks, return_exceptions=True):
+        if fault is not None:
+            report.wrong.append(f"the load itself failed: {fault!r}")
+
+
+def check_memory(report: Report) -> None:
+    """Whether it is flat: the last quarter beside the second."""
+    samples = report.resident_mib
+    quarter = len(samples) // 4
+    if quarter < 4:
+        return
+    before, after = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
+    if after - before > max(MIN_GROWTH_MIB, MAX_GROWTH * before):
+        report.wrong.append(f"resident memory grew from {before} to {after} MiB")
+
+
+def percentile(values: list[float], share: float) -> float:
+    """By the nearest rank; 0 of none."""
+    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 3) if values else 0.0
+
+
+def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
+    """-> what was found, what the engine still held."""
+    words = [sys.executable, str(Path(__file__).parent / "poisoned_server.py")]
+    words += ["--checkpoint", chosen.checkpoint] if chosen.checkpoint else []
+    report, held = Report(), {}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        try:
+            asyncio.run(load(server, url, chosen, report))
+            held = json.loads(server.communicate(timeout=120)[0].splitlines()[-1])
+        except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+            report.wrong.append(f"the server did not end as it should: {error!r}")
+        finally:
+            server.kill()
+    report.wrong += [f"{number} {name} are left" for name, number in held.items() if number and name != "forwards"]
+    check_memory(report)
+    if not report.counts["left in mid-stream"] or not report.counts["refused after SIGTERM"]:
+        report.wrong.append("nobody left in mid-stream, or nobody was refused: the run was too short to say anything")
+    return report, held
+
+
+def main() -> int:
+    """Runs it all. -> exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, help="in place of minutes")
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random weights without one")
+    parser.add_argument("--report", type=Path, help="a JSONL file to which the figures are appended")
+    chosen = parser.parse_args()
+    chosen.seconds = chosen.seconds or 60 * chosen.minutes
+    report, held = run(chosen)
+    row = {
+        "date": datetime.date.today().isoformat(), "command": " ".join(sys.argv), "wrong": len(report.wrong),
+        "seconds": chosen.seconds, "connections": chosen.connections, "answers": len(report.seconds),
+        "p50": percentile(report.seconds, 0.5), "p95": percentile(report.seconds, 0.95),
+        "p95_first": percentile(report.first, 0.95), "left": held,
+        "resident_mib": report.resident_mib[:: max(1, len(report.resident_mib) // 10)],
+        **dict(sorted(report.counts.items())),
+    }  # fmt: skip
+    for name, value in row.items():
+        print(f"{name:24} {value}")
+    print("\n".join(report.wrong[:20]))
+    if chosen.report:
+        with chosen.report.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
