@@ -243,37 +243,67 @@ def _noul(name: str, text: str, given: Mapping[str, Any], loc: Loc, faults: list
     return Question(name, NOUL, text, options)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What a question's criteria must look like. kind: FastAPI's word for another type. nullable: of each value."""
+
+    type: type
+    kind: str
+    message: str
+    limits: str
+    most: int
+    nullable: bool
+
+
+_CHOICE = _Form(
+    type=Mapping,
+    kind="dict_type",
+    message="Input should be a valid dictionary",
+    limits=f"Dictionary should have 1 to {MAX_OPTIONS} options",
+    most=MAX_OPTIONS,
+    nullable=True,
+)
+_SCORE = _Form(
+    type=list,
+    kind="list_type",
+    message="Input should be an array of levels, lowest first",
+    limits=f"List should have 1 to {MAX_LEVELS} levels",
+    most=MAX_LEVELS,
+    nullable=False,
+)
+
+
 def _choice(name: str, text: str, given: Mapping[str, Any], loc: Loc, faults: list[Fault]) -> Question | None:
-    criteria = given.get("criteria")
-    if not isinstance(criteria, Mapping):
-        missing = "criteria" not in given
-        message = "Field required" if missing else "Input should be a valid dictionary"
-        faults.append(Fault(loc, message, "missing" if missing else "dict_type"))
+    criteria = _criteria(given, loc, _CHOICE, faults)
+    if criteria is None:
         return None
-    if not 1 <= len(criteria) <= MAX_OPTIONS:
-        kind = "too_short" if not criteria else "too_long"
-        faults.append(Fault(loc, f"Dictionary should have 1 to {MAX_OPTIONS} options, not {len(criteria)}", kind))
-        return None
-    wrong = [key for key, value in criteria.items() if value is not None and not _is_text(value)]
-    faults += [Fault((*loc, key), f"{_TEXT}, or null", "string_type") for key in wrong]
     return Question(name, CHOICE, text, tuple(Option(key, _described(key, value)) for key, value in criteria.items()))
 
 
 def _score(name: str, text: str, given: Mapping[str, Any], loc: Loc, faults: list[Fault]) -> Question | None:
-    criteria = given.get("criteria")
-    if not isinstance(criteria, list):
-        missing = "criteria" not in given
-        message = "Field required" if missing else "Input should be an array of levels, lowest first"
-        faults.append(Fault(loc, message, "missing" if missing else "list_type"))
+    criteria = _criteria(given, loc, _SCORE, faults)
+    if criteria is None:
         return None
-    if not 1 <= len(criteria) <= MAX_LEVELS:
-        kind = "too_short" if not criteria else "too_long"
-        faults.append(Fault(loc, f"List should have 1 to {MAX_LEVELS} levels, not {len(criteria)}", kind))
-        return None
-    wrong = [i for i, value in enumerate(criteria) if not _is_text(value)]
-    faults += [Fault((*loc, i), _TEXT, "string_type") for i in wrong]
     options = tuple(Option(str(i), as_text(value)) for i, value in enumerate(criteria))
     return Question(name, SCORE, text, options, tuple(criteria))
+
+
+def _criteria(given: Mapping[str, Any], loc: Loc, form: _Form, faults: list[Fault]) -> Any:
+    """The criteria, or None and a fault where they are of another type or number. Wrong values are faults, too."""
+    criteria = given.get("criteria")
+    if not isinstance(criteria, form.type):
+        missing = "criteria" not in given
+        faults.append(Fault(loc, "Field required" if missing else form.message, "missing" if missing else form.kind))
+        return None
+    if not 1 <= len(criteria) <= form.most:
+        kind = "too_short" if not criteria else "too_long"
+        faults.append(Fault(loc, f"{form.limits}, not {len(criteria)}", kind))
+        return None
+    items = criteria.items() if isinstance(criteria, Mapping) else enumerate(criteria)
+    wrong = [key for key, value in items if not (_is_text(value) or (form.nullable and value is None))]
+    what = f"{_TEXT}, or null" if form.nullable else _TEXT
+    faults += [Fault((*loc, key), what, "string_type") for key in wrong]
+    return criteria
 
 
 def rotations_of(question: Question, rotations: int) -> list[tuple[int, ...]]:
