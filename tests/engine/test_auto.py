@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fourleaf.engine.auto import (
+    MIXED_COST,
     TRIAL_SHARE,
     Average,
     Choice,
@@ -13,6 +14,7 @@ from fourleaf.engine.auto import (
     choose,
     expect,
     spent_seconds,
+    trial_seconds,
 )
 from fourleaf.engine.cost import CostTable
 
@@ -320,3 +322,48 @@ def test_an_average_forgets():
         average.add(value)
     assert average.mean == pytest.approx(1.0, abs=0.2)
     assert average.weight == pytest.approx(10, rel=0.01)
+
+
+def test_a_canvas_tried_among_single_rows_counts_for_all_of_them():
+    everyone = Experience.of_all(ROWS)
+    for _ in range(20):
+        add(everyone, "draft", tokens=5)
+        add(everyone, "ar", tokens=500)
+    alone, among = pick(everyone=everyone, allowed=LOSSLESS), pick(everyone=everyone, in_flight=16, allowed=LOSSLESS)
+    assert (alone.mode, among.mode) == ("draft", "draft")
+    assert (among.is_trial, among.beside) == (True, 16)
+    expected = expect(TABLE, Experience(ROWS), everyone, 1, ROWS)["draft"]
+    taken = trial_seconds(TABLE, expected.seconds, 2, 16)
+    assert taken == pytest.approx(16 * (expected.seconds - 2 * 1.0) + 2 * TABLE.seconds("step", 16))
+    assert among.loss == pytest.approx(taken - expected.tokens * among.best)
+    assert trial_seconds(TABLE, 5.4, 2, 1) == 5.4
+
+
+def test_a_request_goes_with_all_others_unless_it_gains_a_tenth():
+    everyone, own = Experience.of_all(ROWS), Experience(ROWS)
+    for _ in range(60):
+        add(everyone, "draft", tokens=11)
+    crowd = pick(everyone=everyone, in_flight=16, allowed=LOSSLESS)
+    assert cheapest(crowd) == "ar"
+    gains = {}
+    for tokens in (13, 20):
+        for _ in range(60):
+            add(own, "draft", tokens=tokens)
+        choice = pick(own, everyone, in_flight=16, allowed=LOSSLESS)
+        assert cheapest(choice) == "draft"
+        gains[tokens] = choice.expected["ar"] / choice.expected["draft"], choice.best == choice.expected["draft"]
+    assert [left for _, left in gains.values()] == [False, True]
+    assert gains[13][0] < 1 + MIXED_COST < gains[20][0]
+
+
+def test_canvases_of_draft_have_rows_of_their_own():
+    own = Experience(ROWS)
+    for _ in range(20):
+        add(own, "draft", tokens=20)
+        add(own, "diffuse", tokens=32)
+    long, short = (expect(TABLE, own, Experience(ROWS), 1, ROWS, rows) for rows in (ROWS, 8))
+    assert short["diffuse"] == long["diffuse"]
+    assert short["draft"].seconds < long["draft"].seconds
+    assert short["draft"].tokens <= 8
+    choice = choose(TABLE, own, None, 1, frozenset({"draft"}), ROWS, 8)
+    assert (choice.mode, choice.span) == ("draft", 8)

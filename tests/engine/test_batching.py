@@ -105,7 +105,7 @@ def test_draft_says_what_ar_says(random_engine):
 
 @pytest.mark.parametrize("limit", [1, 9, 60])
 def test_usage_counts_the_proposals_that_stood(random_engine, limit):
-    """A round decides those and one token more, unless the last of them ends the answer; a last token needs no round."""
+    """A round decides those and one more, unless the last of them ends the answer; a last token needs no round."""
     for start in range(40, 50):
         params = GenerateParams(mode="draft", max_tokens=limit)
         last = list(random_engine.generate(list(range(start, start + 20)), params))[-1]
@@ -248,11 +248,11 @@ def test_nan_of_one_request_reaches_no_other(random_engine):
 def test_auto_answers_as_the_modes_that_it_names_and_repeats_itself(random_engine):
     for length in (9, 40):
         prompt = [20 + (7 * i) % 90 for i in range(length)]
-        lossless = GenerateParams(mode="auto", lossless=True, max_tokens=60)
+        lossless = GenerateParams(mode="auto", max_tokens=60)
         assert alone(random_engine, prompt, lossless) == alone(
             random_engine, prompt, GenerateParams("ar", max_tokens=60)
         )
-        free = GenerateParams(mode="auto", max_tokens=60, threshold=0.2)
+        free = GenerateParams(mode="auto", lossless=False, max_tokens=60, threshold=0.2)
         deltas = list(random_engine.generate(prompt, free))
         modes = deltas[-1].usage.modes
         assert modes

@@ -97,6 +97,11 @@ def test_lossless_excludes_diffuse_and_only_it():
     assert refused(mode="auto", lossless=1).code == "invalid_type"
 
 
+def test_auto_is_lossless_unless_diffuse_is_asked_for():
+    assert GenerateParams(mode="auto").is_lossless
+    assert not GenerateParams(mode="auto", lossless=False).is_lossless
+
+
 def test_modes_are_replayed_under_auto_alone_and_lossless_holds_for_them():
     assert GenerateParams(mode="auto", modes=("ar", "diffuse")).modes == ("ar", "diffuse")
     assert refused(mode="ar", modes=("ar",)).param == "modes"

@@ -9,13 +9,15 @@ Shapes: N rows of a canvas, M rows whose logits a pass has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fourleaf.diffusion import philox
 
 # Passes of a block in which `edit` may still replace tokens; two tokens that displace each other would never end.
 MAX_EDIT_PASSES = 16
@@ -44,11 +46,23 @@ class Noise:
 
     def keys(self, positions: list[int], pass_index: int, purpose: Purpose) -> NDArray[np.uint64]:
         """64 random bits for each position, from which `sampling.draw` makes its numbers. -> [M]."""
-        words = [self._bits(position, pass_index, purpose).random_raw() for position in positions]
-        return np.array(words, dtype=np.uint64)
+        return keys_of([(self, positions, pass_index)], purpose)
 
     def _bits(self, position: int, pass_index: int, purpose: Purpose) -> np.random.Philox:
         return np.random.Philox(key=[self.seed, int(purpose)], counter=[0, position, pass_index, self.choice])
+
+
+def keys_of(draws: Sequence[tuple[Noise, list[int], int]], purpose: Purpose) -> NDArray[np.uint64]:
+    """`Noise.keys` of several requests at once: (noise, positions, pass index) of each. -> all their keys, in order."""
+    rows = [(noise, position, pass_index) for noise, positions, pass_index in draws for position in positions]
+    if len(rows) <= philox.FEW:
+        words = [noise._bits(position, pass_index, purpose).random_raw() for noise, position, pass_index in rows]
+        return np.array(words, dtype=np.uint64)
+    seeds, positions, passes, choices = np.array(
+        [(noise.seed, position, pass_index, noise.choice) for noise, position, pass_index in rows], dtype=np.uint64
+    ).T
+    begin = np.ones_like(seeds)  # numpy counts up before its first word
+    return philox.first_words((seeds, np.full_like(seeds, int(purpose))), (begin, positions, passes, choices))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ requests have shown and how many are in flight. With a seed the last two stay ou
     draft     (pass(B n) + verify(B rows worth verifying)) / tokens of a round
     diffuse   (passes alone · pass(B n) + fused forwards · fused(2 B n)) / tokens of a block
 
-The others may do something else; where a forward costs a fixed part and a part per row, a request's share of both is
-the same nevertheless.
+The others may do something else. A request that does as it alone finds best makes forwards of two kinds out of one, so
+it leaves what is cheapest for all only where it gains more than `MIXED_COST`. And a canvas tried among B single rows
+lengthens the forwards of all of them: what it adds counts B times.
 
 **What is not known yet.** Averages fade with age, and begin with what is expected: what all requests have shown, which
-weighs up to four observations; or else, weighing half of one, a link or a guess. The link: both canvas modes see the
+weighs up to two observations; or else, weighing half of one, a link or a guess. The link: both canvas modes see the
 same text, so the passes of a block times the tokens of a round come to about one and a half blocks. The guess, where no
 canvas was seen at all: the mean over predictable, middling and unpredictable text. By it a cold start tries `draft`
 first, and rightly so: its probe takes two forwards, a block of unpredictable text in `diffuse` twenty.
@@ -30,6 +31,7 @@ predictable text, where others are within 5%.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -39,14 +41,18 @@ from fourleaf.engine.request import FixedMode
 # Steps of `ar` until the next choice.
 AR_SPAN = 8
 # What an observation still weighs when the next one of its kind comes: a mean is over about 10 of a request's own, and
-# over about 50 of all requests'.
+# over about 20 of all requests'.
 OWN_FADING = 0.9
-SHARED_FADING = 0.98
+SHARED_FADING = 0.95
 # What an expectation weighs, in observations: a mere guess, and at most what other requests have shown.
 GUESS_WEIGHT = 0.5
-SHARED_WEIGHT = 4.0
+SHARED_WEIGHT = 2.0
 TRIAL_SHARE = 0.02
-# An engine may try at its start what it may within its first so many tokens of `ar`.
+# What a request must gain, of a token's cost, to leave the mode that is cheapest for all: forwards of two kinds cost
+# more than forwards of one.
+MIXED_COST = 0.1
+# An engine may try at its start what it may within its first so many tokens of `ar`; twice that while it has not seen
+# any canvas.
 OPENING_TOKENS = 500
 
 # Means over predictable (20 tokens a round, 3 passes a block), middling (6; 8) and unpredictable text (1.5; 24).
@@ -162,7 +168,8 @@ class Choice:
     """The next block's mode.
 
     span: rows of its canvas, or steps of `ar` until the next choice. expected: seconds a token of each mode that was
-    allowed. best: the least of what is known among them. loss: seconds that a trial is expected to cost beyond it.
+    allowed. best: what is known to cost least among them. loss: seconds that a trial is expected to cost beyond it.
+    beside: of a trial, how many requests there are, its own included, if the others decode single rows; else 1.
     """
 
     mode: FixedMode
@@ -171,6 +178,7 @@ class Choice:
     best: float
     loss: float = 0.0
     is_trial: bool = False
+    beside: int = 1
 
 
 @dataclass(frozen=True)
@@ -209,42 +217,53 @@ def spent_seconds(
     return passes * one_pass + fused * table.seconds("fused", 2 * in_flight * rows)
 
 
+def trial_seconds(table: CostTable, alone: float, forwards: float, beside: int) -> float:
+    """What a trial of `forwards` forwards takes, `alone` seconds if nobody else were there, among `beside` requests
+    that decode single rows: what it adds to their forwards it adds for all of them."""
+    if beside == 1:
+        return alone
+    added = alone - forwards * table.seconds("step", 1)
+    return beside * added + forwards * table.seconds("step", beside)
+
+
 @dataclass(frozen=True)
 class Expected:
-    """Of a mode's next block: seconds, and tokens that it commits."""
+    """Of a mode's next block: seconds, tokens that it commits, and forwards."""
 
     seconds: float
     tokens: float
+    forwards: float
 
     @property
     def per_token(self) -> float:
         return self.seconds / self.tokens
 
-    def loss(self, best: float) -> float:
-        """Seconds beyond the same tokens at `best` seconds each."""
-        return self.seconds - self.tokens * best
-
 
 def expect(
-    table: CostTable, own: Experience, everyone: Experience, in_flight: int, rows: int
+    table: CostTable, own: Experience, everyone: Experience, in_flight: int, rows: int, draft_rows: int | None = None
 ) -> dict[FixedMode, Expected]:
     """What a block of each mode takes and brings, by the formulas above. everyone: an empty one where only `own` may
     count. rows: of the next canvas, fewer than a block where max_tokens is near: it needs fewer passes, and a round
-    holds less."""
+    holds less. draft_rows: of the next canvas of `draft`, where it has other ones."""
     block_size = own.block_size
     of_round, passes = _expected_canvas(own, everyone, block_size)
     holds = 1.0 - 1.0 / of_round  # the chance that a proposal holds, if it were the same for all
-    if rows < block_size and holds > 0:
-        of_round *= (1.0 - holds**rows) / (1.0 - holds**block_size)
-    verified = min(rows, own.verified.after(everyone.verified.as_prior(float(block_size))).value)
+    drafted = rows if draft_rows is None else draft_rows
+    if drafted < block_size and holds > 0:
+        of_round *= (1.0 - holds**drafted) / (1.0 - holds**block_size)
+    verified = min(drafted, own.verified.after(everyone.verified.as_prior(float(block_size))).value)
     fused = own.fused.after(everyone.fused.as_prior(1.0)).value
     tokens = own.block_tokens.after(everyone.block_tokens.as_prior(float(block_size))).value
     passes *= rows / block_size
     return {
-        "ar": Expected(spent_seconds(table, "ar", in_flight, 1), 1.0),
-        "draft": Expected(spent_seconds(table, "draft", in_flight, rows, verified=verified), min(rows, of_round)),
+        "ar": Expected(spent_seconds(table, "ar", in_flight, 1), 1.0, 1.0),
+        "draft": Expected(
+            spent_seconds(table, "draft", in_flight, drafted, verified=verified), min(drafted, of_round), 2.0
+        ),
         "diffuse": Expected(
-            spent_seconds(table, "diffuse", in_flight, rows, passes=passes, fused=fused), min(rows, tokens)
+            spent_seconds(table, "diffuse", in_flight, rows, passes=passes, fused=fused),
+            min(rows, tokens),
+            passes + fused,
         ),
     }
 
@@ -274,12 +293,13 @@ def choose(
     in_flight: int,
     allowed: Set[FixedMode],
     rows: int,
+    draft_rows: int | None = None,
 ) -> Choice:
     """The mode of a request's next block.
 
     everyone: what all requests have shown; None for a request with a seed, and then `in_flight` does not count either.
     allowed: the modes that the request and its model permit, at least one (`lossless`: "ar" and "draft").
-    rows: of the next canvas, the block size or what max_tokens leaves of it.
+    rows: of the next canvas, the block size or what max_tokens leaves of it. draft_rows: as in `expect`.
     """
     assert allowed, "no mode is allowed"
     assert 1 <= rows <= own.block_size, f"a canvas of {rows} rows, a block of {own.block_size}"
@@ -287,15 +307,34 @@ def choose(
     if everyone is None:
         in_flight, everyone, ledger = 1, Experience(own.block_size), own
     else:
-        ledger, opening = everyone, OPENING_TOKENS * table.seconds("step", in_flight)
-    found = {mode: e for mode, e in expect(table, own, everyone, in_flight, rows).items() if mode in allowed}
+        tokens = OPENING_TOKENS if everyone.has_canvases else 2 * OPENING_TOKENS
+        ledger, opening = everyone, tokens * table.seconds("step", in_flight)
+    whole = functools.partial(expect, table, everyone=everyone, rows=rows, draft_rows=draft_rows)
+    found = {mode: e for mode, e in whole(own=own, in_flight=in_flight).items() if mode in allowed}
     expected = {mode: e.per_token for mode, e in found.items()}
     best = min(expected, key=lambda mode: expected[mode])  # the first of equals, in the order ar, draft, diffuse
+    if in_flight > 1:
+        of_all = {m: e.per_token for m, e in whole(own=Experience(own.block_size), in_flight=in_flight).items()}
+        crowd = min(expected, key=lambda mode: of_all[mode])
+        best = crowd if expected[crowd] <= (1 + MIXED_COST) * expected[best] else best
     if best != "ar" and "ar" in expected and not own.has_canvases and not everyone.has_canvases:
-        return Choice(best, rows, expected, expected["ar"], is_trial=True)
+        return Choice(best, _span(best, rows, draft_rows), expected, expected["ar"], is_trial=True)
     credit = TRIAL_SHARE * max(ledger.spent, opening) - ledger.lost
-    losses = {mode: e.loss(expected[best]) for mode, e in found.items() if mode not in ("ar", best)}
+    beside = in_flight if best == "ar" else 1
+    trials = whole(own=own, in_flight=1) if beside > 1 else found
+    losses = {
+        mode: trial_seconds(table, e.seconds, e.forwards, beside) - e.tokens * expected[best]
+        for mode, e in trials.items()
+        if mode in allowed and mode not in ("ar", best)
+    }
     trial = min(losses, key=lambda mode: losses[mode], default=None)
     if trial is not None and 0.0 < losses[trial] <= credit:
-        return Choice(trial, rows, expected, expected[best], losses[trial], is_trial=True)
-    return Choice(best, min(AR_SPAN, rows) if best == "ar" else rows, expected, expected[best])
+        span = _span(trial, rows, draft_rows)
+        return Choice(trial, span, expected, expected[best], losses[trial], is_trial=True, beside=beside)
+    return Choice(best, _span(best, rows, draft_rows), expected, expected[best])
+
+
+def _span(mode: FixedMode, rows: int, draft_rows: int | None) -> int:
+    if mode == "ar":
+        return min(AR_SPAN, rows)
+    return rows if mode == "diffuse" or draft_rows is None else draft_rows

@@ -14,6 +14,7 @@ import torch
 
 from fourleaf.engine import runner
 from fourleaf.engine.cache import DEFAULT_CACHE_BYTES, Cache
+from fourleaf.engine.draws import draw_together
 from fourleaf.engine.request import Delta
 from fourleaf.engine.runner import Part
 from fourleaf.engine.scheduler import MAX_ROWS, MAX_RUNNING, Entry, Scheduler
@@ -123,13 +124,12 @@ class Core:
         self.last = parts
         self.num_forwards += 1
         self.num_rows += sum(part.need.num_rows for part in parts)
-        news: list[tuple[Entry, Delta | BaseException | None]] = []
-        begin = 0
         with torch.inference_mode():
-            for part in parts:
-                num = len(part.need.wanted)
-                news.append((part.entry, _take(part, logits[begin : begin + num])))
-                begin += num
+            own = logits.split([len(part.need.wanted) for part in parts])
+            draws = [part.entry.sequence.draw(part.need) for part in parts]
+            for part, drawn in zip(parts, draw_together(draws, own), strict=True):
+                part.entry.sequence.drawn = drawn
+            news = [(part.entry, _take(part, rows)) for part, rows in zip(parts, own, strict=True)]
             if any(part.need.is_held for part in parts):
                 state.advance([part.entry.sequence.accepted if part.need.is_held else 0 for part in parts])
         for entry, delta in news:

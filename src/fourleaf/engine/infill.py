@@ -27,6 +27,7 @@ from torch import Tensor
 from fourleaf.diffusion.constraint import GapMatcher, Matcher, first_unreachable, take
 from fourleaf.diffusion.policy import Canvas, is_done, reveal, wanted_rows
 from fourleaf.diffusion.sampling import NEVER, adjust, choose, entropy
+from fourleaf.engine.draws import Draw
 from fourleaf.engine.guide import Guide
 from fourleaf.engine.places import EVEN, LOOK, TRIALS, Blank, Place, best, log_probs
 from fourleaf.engine.request import Delta, Frame, GenerateParams, Usage
@@ -112,6 +113,9 @@ class Infilling(Sequence):
             return Need(causal, None, asked)
         held = [*gap.path, *gap.judged]
         return Need(held, None, list(range(len(held))), is_held=True)
+
+    def draw(self, need: Need) -> Draw | None:
+        return None if self._tail is None else super().draw(need)
 
     def take(self, need: Need, logits: Tensor) -> Delta | None:
         if self._tail is not None:

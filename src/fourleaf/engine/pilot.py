@@ -1,8 +1,8 @@
 """`auto` at work: for one request the mode of each block, and for an engine the table that says what modes cost.
 
 With a seed, load never changes an answer: a choice looks at the table and at what this request has shown, and at
-nothing else. Without one, or where no choice can change a token (`lossless`), it looks at what all requests have shown
-and at how many there are.
+nothing else. Without one, or where no choice can change a token (greedy and lossless), it looks at what all requests
+have shown and at how many there are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from fourleaf.engine import auto, cost
 from fourleaf.engine.auto import Choice, Experience, Outcome
 from fourleaf.engine.cost import CostTable, Kind
-from fourleaf.engine.request import FixedMode, GenerateParams
+from fourleaf.engine.request import FIXED_MODES, LOSSLESS_MODES, FixedMode, GenerateParams
 from fourleaf.model.state import Recurrent, State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
@@ -70,30 +70,33 @@ class Pilot:
     def __init__(self, fleet: Fleet, params: GenerateParams) -> None:
         self.modes: list[FixedMode] = []
         self._fleet, self._replay = fleet, list(reversed(params.modes))
-        self._sees_others = params.lossless or params.seed is None
-        modes: tuple[FixedMode, ...] = ("ar", "draft") if params.lossless else ("ar", "draft", "diffuse")
-        self._allowed = frozenset(modes)
+        self._sees_others = params.seed is None or (params.is_lossless and params.temperature == 0)
+        self._allowed = frozenset(LOSSLESS_MODES if params.is_lossless else FIXED_MODES)
         self._own = Experience(fleet.block_size)
         self._choice: Choice | None = None
         self._since = Tally()
-        self._in_flight, self._rows = 1, 0
+        self._in_flight = 1
+        self._rows: dict[FixedMode, int] = {}
 
-    def mode(self, tally: Tally, rows: int) -> FixedMode:
+    def mode(self, tally: Tally, rows: int, draft_rows: int) -> FixedMode:
         """The mode of what comes next: the last choice's while it lasts, else a new one. To be asked between blocks.
-        rows: of the next canvas."""
+        rows, draft_rows: of the next canvas in `diffuse` and in `draft`."""
         since = self._since
         if self.modes and tally.steps - since.steps < auto.AR_SPAN and tally.blocks == since.blocks:
             return self.modes[-1]
         if self._choice is not None:
             self._report(self.modes[-1], tally)
         self._since = replace(tally)
-        return self._choose(rows)
+        self._rows = {"ar": 1, "draft": draft_rows, "diffuse": rows}
+        return self._choose()
 
-    def _choose(self, rows: int) -> FixedMode:
-        fleet = self._fleet
+    def _choose(self) -> FixedMode:
+        fleet, rows = self._fleet, self._rows
         everyone = fleet.everyone if self._sees_others else None
-        self._in_flight, self._rows = max(1, fleet.in_flight()) if self._sees_others else 1, rows
-        choice = auto.choose(fleet.table, self._own, everyone, self._in_flight, self._allowed, rows)
+        self._in_flight = max(1, fleet.in_flight()) if self._sees_others else 1
+        choice = auto.choose(
+            fleet.table, self._own, everyone, self._in_flight, self._allowed, rows["diffuse"], rows["draft"]
+        )
         mode = self._replay.pop() if self._replay else choice.mode
         self._choice = choice if mode == choice.mode else None
         if self._choice is not None:
@@ -106,24 +109,27 @@ class Pilot:
     def _report(self, mode: FixedMode, now: Tally) -> None:
         """What became of the last choice."""
         assert self._choice is not None
-        since, rows = self._since, 1 if mode == "ar" else self._rows
+        since, rows, choice = self._since, self._rows[mode], self._choice
         tokens, verified = now.tokens - since.tokens, now.verified - since.verified
         fused = now.fused - since.fused if mode == "diffuse" else 0
         alone = now.passes - since.passes - fused
         seconds = auto.spent_seconds(
             self._fleet.table,
             mode,
-            self._in_flight,
+            self._in_flight if choice.beside == 1 else 1,
             rows,
             steps=tokens,
             verified=verified,
             passes=alone,
             fused=fused,
         )
+        if choice.beside > 1:
+            forwards = 2 if mode == "draft" else alone + fused
+            seconds = auto.trial_seconds(self._fleet.table, seconds, forwards, choice.beside)
         outcome = Outcome(mode, rows, tokens, seconds, verified, alone, fused)
-        self._own.add(outcome, self._choice)
+        self._own.add(outcome, choice)
         if self._sees_others:
-            self._fleet.everyone.add(outcome, self._choice)
+            self._fleet.everyone.add(outcome, choice)
 
 
 def table_of(model: Transformer, folder: Path | None) -> CostTable:

@@ -28,8 +28,8 @@ Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length"]
 
 MODES: tuple[str, ...] = get_args(Mode)
-FIXED_MODES: tuple[str, ...] = get_args(FixedMode)
-LOSSLESS_MODES: tuple[str, ...] = ("ar", "draft")
+FIXED_MODES: tuple[FixedMode, ...] = get_args(FixedMode)
+LOSSLESS_MODES: tuple[FixedMode, ...] = ("ar", "draft")
 POLICIES: tuple[str, ...] = get_args(Policy)
 PRIORITIES: tuple[str, ...] = get_args(Priority)
 MAX_SEED = 2**63 - 1
@@ -84,7 +84,8 @@ class GenerateParams:
 
     mode                "ar": one token a forward. "draft": the tokens of `ar`, proposed by a canvas and verified.
                         "diffuse": blocks, several tokens a forward. "auto": for each block the cheapest of them.
-    lossless            `auto` only: never `diffuse`.
+    lossless            `auto` only: None and True keep `diffuse` out of the mix, so that the answer is that of `ar`;
+                        False lets it in.
     modes               `auto` only: the modes of an earlier answer, one a block, to be taken again; () chooses anew.
     priority            "interactive" goes before "batch".
 
@@ -140,7 +141,7 @@ class GenerateParams:
     stop_token_ids: tuple[int, ...] = ()
     raw: bool = False
     logprobs: int | None = None
-    lossless: bool = False
+    lossless: bool | None = None
     priority: Priority = "interactive"
     constraint: Constraint | None = None
     modes: tuple[FixedMode, ...] = ()
@@ -203,7 +204,7 @@ class GenerateParams:
         return self.lossless is not False
 
     def _check_auto(self) -> None:
-        if not isinstance(self.lossless, bool):
+        if self.lossless is not None and not isinstance(self.lossless, bool):
             raise RequestError(
                 f"lossless must be true or false, not {self.lossless!r}.", param="lossless", code="invalid_type"
             )

@@ -10,52 +10,26 @@ Shapes: W rows whose logits were asked for, N canvas rows, Y vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fourleaf.diffusion.draft import accept
 from fourleaf.diffusion.policy import Canvas, Noise, Reveal, is_done, num_final, reveal, wanted_rows
 from fourleaf.diffusion.sampling import Sampling, adjust, choose, entropy, greedy, probabilities
+from fourleaf.engine.draws import Draw, Drawn
 from fourleaf.engine.guide import Guide
 from fourleaf.engine.logprobs import Record
+from fourleaf.engine.need import Need, Vocabulary
 from fourleaf.engine.pages import PAGE_SIZE
 from fourleaf.engine.pilot import Pilot, Tally
+from fourleaf.engine.reach import Reach
 from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, Usage
 from fourleaf.text.stops import StopFinder
 
 # A drafted row is worth verifying while the product of the confidences before it is above this.
 LEAST_HOPE = 0.1
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Ids that decoding must know. mask: never a token of an answer; None for an AR model of another project."""
-
-    end: int
-    mask: int | None
-    size: int
-
-
-@dataclass(frozen=True)
-class Need:
-    """What one request brings to a forward.
-
-    causal: known tokens to run behind the cached ones. canvas: [N] ids, the mask id where masked, or None. wanted: rows
-    (causal ones first) whose logits come back; none for a piece of a prefill. is_held: the causal rows are verified.
-    """
-
-    causal: list[int]
-    canvas: NDArray[np.int64] | None
-    wanted: list[int]
-    is_held: bool = False
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.causal) + (0 if self.canvas is None else len(self.canvas))
 
 
 class Sequence:
@@ -83,9 +57,11 @@ class Sequence:
         self.splits: list[int] = []  # positions at which a prefill must pause
         self.canvas: Canvas | None = None
         self.accepted = 0  # rows of the last verified block that stand
+        self.drawn: Drawn | None = None  # for the next `take`, where it was done for several requests at once
         self.cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None until it is admitted
         self._mode: FixedMode = "diffuse" if params.mode == "auto" else params.mode
         self._tally = Tally()
+        self._reach = Reach(block_size)
         self._is_anchored = False  # whether causal logits decided the last known token
         self._is_prefilled = False
         self._is_verifying = False
@@ -138,7 +114,7 @@ class Sequence:
         assert self.finish_reason is None
         if self.canvas is None:
             if self.pilot is not None:
-                self._mode = self.pilot.mode(self._tally, min(self.block_size, self._left))
+                self._mode = self.pilot.mode(self._tally, min(self.block_size, self._left), self._draft_rows)
             self._open_canvas()
         canvas = self.canvas
         if self._is_verifying:
@@ -160,6 +136,12 @@ class Sequence:
         else:
             self._wanted, ids = np.flatnonzero(canvas.masked).tolist(), self.guide.shown(canvas, self.vocabulary.mask)
         return Need(causal, ids, [len(causal) + row for row in self._wanted])
+
+    def draw(self, need: Need) -> Draw | None:
+        """How `take` will choose tokens for this forward's logits; None where it chooses none by them alone."""
+        if not need.wanted or need.is_held or self.guide is not None or self.sampling.has_penalties:
+            return None
+        return Draw(self.sampling, self.vocabulary.mask, self.noise, self._positions, self._num_draws)
 
     def take(self, need: Need, logits: Tensor) -> Delta | None:
         """Goes on by what a forward gave. logits: [W, Y]. -> what is final now, if anything is."""
@@ -197,14 +179,17 @@ class Sequence:
         return end
 
     def _open_canvas(self) -> None:
-        left = self._left
         if self._mode == "diffuse":
             assert self.vocabulary.mask is not None
-            self.canvas = Canvas.blank(len(self.known), min(self.block_size, left), self.vocabulary.mask)
-        elif self._mode == "draft" and self._is_anchored and min(self.block_size, left) > 1:
+            self.canvas = Canvas.blank(len(self.known), min(self.block_size, self._left), self.vocabulary.mask)
+        elif self._mode == "draft" and self._is_anchored and (rows := self._draft_rows) > 1:
             assert self.vocabulary.mask is not None
-            rows = min(self.block_size, left)  # the last token that may come is the bonus of a block
             self.canvas = Canvas.blank(len(self.known) - 1, rows, self.vocabulary.mask, {0: self.known[-1]})
+
+    @property
+    def _draft_rows(self) -> int:
+        """Of a canvas of `draft`; the last token that may come is the bonus of a block."""
+        return min(self._reach.rows, self._left)
 
     @property
     def _left(self) -> int:
@@ -213,6 +198,20 @@ class Sequence:
 
     def _adjust(self, logits: Tensor, allowed: Tensor | None = None) -> Tensor:
         return adjust(logits, self.sampling, self.vocabulary.mask, self._all_counts(), allowed)
+
+    @property
+    def _positions(self) -> list[int]:
+        """Of the rows whose logits were wanted."""
+        canvas = self.canvas
+        return [len(self.known)] if canvas is None else [canvas.start + row for row in self._wanted]
+
+    def _take_drawn(self, logits: Tensor) -> Drawn:
+        """What `drawn` holds, once, or what these logits give."""
+        found, self.drawn = self.drawn, None
+        if found is None:
+            adjusted = self._adjust(logits)
+            found = Drawn(adjusted, *choose(adjusted, self.sampling, self._positions, self._num_draws, self.noise))
+        return found
 
     def _choose_row(self, adjusted: Tensor, row: int) -> tuple[int, float]:
         """A canvas row's token under the grammar. adjusted: [1, Y]."""
@@ -232,15 +231,18 @@ class Sequence:
 
     def _next_token(self, logits: Tensor) -> Delta | None:
         """The last causal row's logits decide one token."""
-        params = self.params
-        guide, position = self.guide, len(self.known)
-        if params.temperature == 0 and self.sampling.is_plain and params.logprobs is None and guide is None:
+        guide, wants_one = self.guide, self.sampling.temperature == 0 and self.sampling.is_plain
+        if guide is not None:
+            adjusted = self._adjust(logits, guide.allowed())
+            tokens, _ = choose(adjusted, self.sampling, self._positions, self._num_draws, self.noise)
+            tokens = guide.settle(tokens, self._left)
+            self._record.add(adjusted, tokens[:1], self._positions)
+        elif self.drawn is None and wants_one and not self._record.is_wanted:
             tokens = greedy(logits, self.vocabulary.mask)
         else:
-            adjusted = self._adjust(logits, None if guide is None else guide.allowed())
-            tokens, _ = choose(adjusted, self.sampling, [position], self._num_draws, self.noise)
-            tokens = tokens if guide is None else guide.settle(tokens, self._left)
-            self._record.add(adjusted, tokens[:1], [position])
+            drawn = self._take_drawn(logits)
+            tokens = drawn.tokens
+            self._record.add(drawn.adjusted, tokens, self._positions)
         self._num_draws += 1
         self._is_anchored = True
         if self._mode == "ar":
@@ -251,9 +253,8 @@ class Sequence:
         """`diffuse`: a pass reveals rows; a finished block becomes pending, to be committed with the next pass."""
         canvas, params, end_id = self.canvas, self.params, self.vocabulary.end
         assert canvas is not None
-        adjusted = self._adjust(logits)
-        positions = [canvas.start + row for row in self._wanted]
-        tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
+        drawn = self._take_drawn(logits)
+        adjusted, tokens, sure = drawn.adjusted, drawn.tokens, drawn.confidence
         if self.guide is not None:
             guesses, self._under = self.guide.guesses, {}
             walk = self.guide.walk(canvas, adjusted, (tokens, sure), self._choose_row, params.threshold, self._left)
@@ -265,7 +266,8 @@ class Sequence:
             change = reveal(params, canvas, self._wanted, tokens, sure, spread, end_id)
             if self._record.is_wanted:
                 index = [self._wanted.index(row) for row in change.rows]
-                self._record.add(adjusted[index], change.tokens, [positions[i] for i in index], canvas.num_passes)
+                positions = [canvas.start + row for row in change.rows]
+                self._record.add(adjusted[index], change.tokens, positions, canvas.num_passes)
         canvas.apply(change)
         self._num_draws += 1
         self._show(canvas)
@@ -285,11 +287,11 @@ class Sequence:
         """`draft`: one pass proposes what follows row 0; what is too unlikely to stand is not worth verifying."""
         canvas, end_id = self.canvas, self.vocabulary.end
         assert canvas is not None
-        adjusted = self._adjust(logits)
         if self.guide is None:
-            positions = [canvas.start + row for row in self._wanted]
-            tokens, sure = choose(adjusted, self.sampling, positions, self._num_draws, self.noise)
+            drawn = self._take_drawn(logits)
+            adjusted, tokens, sure = drawn.adjusted, drawn.tokens, drawn.confidence
         else:
+            adjusted = self._adjust(logits)
             walk = self.guide.propose(canvas, adjusted, self._choose_row)
             tokens, sure = walk.tokens, walk.confidence
         hope = np.cumprod([1.0, *sure[:-1]])
@@ -328,6 +330,7 @@ class Sequence:
         self._num_draws += 1
         self._tally.verified += len(logits)
         self._tally.proposals += len(proposals)
+        self._reach.add(len(decided))
         self._close_canvas()
         self._is_verifying = False
         stand = decided if self.guide is None else self.guide.settle(decided, self._left)

@@ -13,7 +13,7 @@ from fourleaf.errors import ConfigError
 from fourleaf.measure import equality, goodput, profile, report, speed
 from fourleaf.measure.circumstances import Ticker, circumstances
 from fourleaf.measure.evaluate import check_writable
-from fourleaf.measure.speed import AR, ARMS, LOSSLESS
+from fourleaf.measure.speed import AR, ARMS, MIXED
 from fourleaf.measure.workloads import Workload, check_workload, workload
 
 
@@ -64,7 +64,7 @@ def measure(engine: Engine, name: str, asked: Asked, out: TextIO, ticker: Ticker
     ticker.close()
     print(f"{_about(few)}, one at a time", "", *report.speed_lines(speeds), "", sep="\n", file=out, flush=True)
     if asked.goodput_seconds:
-        arms = [arm for arm in ARMS if arm == AR or (arm in asked.arms and arm != LOSSLESS)]
+        arms = [arm for arm in ARMS if arm == AR or (arm in asked.arms and arm != MIXED)]
         loads = goodput.run(engine, few, seconds=asked.goodput_seconds, arms=arms, progress=ticker)
         found["goodput"] = loads.document()
         ticker.close()

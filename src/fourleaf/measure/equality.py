@@ -14,14 +14,14 @@ from typing import Any
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import Delta
 from fourleaf.engine.score import score
-from fourleaf.measure.speed import AR, ARMS, DRAFT, LOSSLESS
+from fourleaf.measure.speed import AR, ARMS, AUTO, DRAFT
 from fourleaf.measure.timing import core_of
 from fourleaf.measure.workloads import Workload
 
 MARGIN = 1e-3
 MOST_TIES = 1e-3  # of the positions compared
 BATCH = 32
-ARMS_VERIFIED = (DRAFT, LOSSLESS)
+ARMS_VERIFIED = (DRAFT, AUTO)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fourleaf.measure.goodput import Goodput
-from fourleaf.measure.speed import AR, AUTO, LOSSLESS, TRANSFORMERS, Benchmark
+from fourleaf.measure.speed import AR, AUTO, MIXED, TRANSFORMERS, Benchmark
 from fourleaf.measure.tables import percent, points, table, times
 
 _MOST_KINDS = 16  # of forwards that the table shows
@@ -17,7 +17,7 @@ def speed_lines(found: Benchmark) -> list[str]:
     shown += [*table(rows), "", *table(_forward_rows(found)), ""]
     if found.passes:
         shown.append("blocks of diffuse by passes " + ", ".join(f"{p}: {n}" for p, n in found.passes.items()))
-    for name in (AUTO, LOSSLESS):
+    for name in (AUTO, MIXED):
         if name in found.arms and found.arms[name].modes:
             chosen = ", ".join(f"{mode} {count}" for mode, count in sorted(found.arms[name].modes.items()))
             shown.append(f"{name} chose {chosen}")
