@@ -58,13 +58,14 @@ def train(
 ) -> None:
     """Train a model by its recipe: AR first, then block diffusion.
 
-    Ctrl-C saves; the same command goes on from there.
+    Ctrl-C saves; the same command goes on from there. Example: fourleaf train cabin --minutes 20 --out runs/mine
     """
+    from fourleaf.train.folder import RunFolder
     from fourleaf.train.heldout import evaluator
     from fourleaf.train.meter import Meter
-    from fourleaf.train.recipes import CABIN_STAGES, train_cabin
+    from fourleaf.train.recipes import own_stages, train_cabin
 
-    meter = Meter(tuple(stage.share for stage in CABIN_STAGES), sys.stderr)
+    meter = Meter(tuple(stage.share for stage in own_stages(RunFolder(out), start)), sys.stderr)
     try:
         made = train_cabin(
             out,

@@ -70,6 +70,8 @@ def quick(monkeypatch, tokenizer):
     stages = [SimpleNamespace(**vars(stage)) for stage in recipes.CABIN_STAGES]
     small = tuple(type(recipes.CABIN_STAGES[0])(**(vars(stage) | {"rows": 150})) for stage in stages)
     monkeypatch.setattr(recipes, "CABIN_STAGES", small)
+    continued = tuple(replace(stage, rows=150) for stage in recipes.CONTINUED_STAGES)
+    monkeypatch.setattr(recipes, "CONTINUED_STAGES", continued)
     monkeypatch.setattr(recipes, "cabin_tokenizer", lambda **_: tokenizer)
     return {"compiled": False, "overrides": {"pool_size": 8, "log_every": 1, "eval_examples": 2}}
 
@@ -201,13 +203,24 @@ def test_a_run_from_a_checkpoint_begins_with_its_weights_and_its_tokenizer(quick
     first = train_cabin(tmp_path / "first", steps=2, **quick)
     asked = []
     quick["overrides"] = quick["overrides"] | {"weight_decay": 0.0, "pool_size": 40}
-    rates = replace(recipes.CABIN_STAGES[0], peak=0.0), replace(recipes.CABIN_STAGES[1], peak=0.0)
-    quick["overrides"]["stages"] = tuple(stage.at_full_length() for stage in rates)
+    quick["overrides"]["stages"] = tuple(replace(stage, peak=0.0) for stage in recipes.CONTINUED_STAGES)
     second = train_cabin(tmp_path / "second", steps=2, start=first, report=asked.append, **quick)
     for name in ("model.safetensors", "tokenizer.json"):
         assert (second / name).read_bytes() == (first / name).read_bytes()
     assert asked[0]["objective"] == "ar", "the tokenizer is not trained anew"
     assert asked[0]["max_calls"] == 8, "nor does the curriculum begin with one call"
+
+
+def test_a_run_keeps_the_stages_that_it_was_started_with(quick, tmp_path):
+    """Gone on with without `--from`, a run that began with a checkpoint must not take up the beginner's rates."""
+    first = train_cabin(tmp_path / "first", steps=2, **quick)
+    folder = RunFolder(tmp_path / "second")
+    assert recipes.own_stages(folder, None) == recipes.CABIN_STAGES
+    assert recipes.own_stages(folder, first) == recipes.CONTINUED_STAGES != recipes.CABIN_STAGES
+    train_cabin(folder.path, steps=2, start=first, **quick)
+    assert recipes.own_stages(folder, None) == recipes.CONTINUED_STAGES
+    train_cabin(folder.path, steps=4, **quick)
+    assert not [line for line in folder.lines() if "stages" in line.get("changed", {})]
 
 
 def test_a_checkpoint_of_another_shape_begins_no_run(quick, monkeypatch, tmp_path):

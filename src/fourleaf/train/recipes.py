@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fourleaf.checkpoint.files import load_model, save_model, write_json
+from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.kernels.fuse import use_compiled
 from fourleaf.model.config import ModelConfig
@@ -50,6 +51,15 @@ CABIN_STAGES = (
     ),
     Stage(objective="joint", share=0.65, rows=1024, peak=2e-3, decay_from=0.4),
 )
+
+
+# For weights that know the task: no easy beginning, and a rate that they survive (2.5e-3 doubled their loss at once).
+CONTINUED_STAGES = (
+    Stage(objective="ar", share=0.42, rows=640, peak=1.2e-3, decay_from=0.6, floor=0.5),
+    Stage(objective="joint", share=0.58, rows=1024, peak=1.2e-3, decay_from=0.3, floor=0.02),
+)
+# Two noisy copies: the canvas learns more slowly than the causal path, and both copies read the same clean rows.
+CABIN_NOISE = NoiseConfig(copies=2)
 
 
 def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
@@ -139,8 +149,8 @@ def train_cabin(
 ) -> Path:
     """Trains the bundled model, or goes on where the run in `out` stands, and writes `out`/model.
 
-    A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and at the
-    hard end of each curriculum. Without `minutes` and `steps` a run keeps the budget that it was started with, and a
+    A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and with
+    CONTINUED_STAGES. Without `minutes` and `steps` a run keeps the budget that it was started with, and a
     new one has 30 minutes; the same goes for `judgements` and `puzzles`, the shares of the tokens that are question
     sheets and Sudoku grids, which are 0 in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where
     `out` holds a run that `resume` or the settings forbid to go on with, or where `start` holds a model of another
@@ -153,9 +163,16 @@ def train_cabin(
         minutes, steps = _own_budget(folder)
     judgements = _own_share(folder, "judgements") if judgements is None else judgements
     puzzles = _own_share(folder, "puzzles") if puzzles is None else puzzles
-    stages = CABIN_STAGES if start is None else tuple(stage.at_full_length() for stage in CABIN_STAGES)
     shares = {"judgements": judgements, "puzzles": puzzles}
-    config = TrainConfig(stages=stages, minutes=minutes, steps=steps, seed=seed, micro_batches=2, **shares)
+    config = TrainConfig(
+        stages=own_stages(folder, start),
+        minutes=minutes,
+        steps=steps,
+        seed=seed,
+        micro_batches=2,
+        noise=CABIN_NOISE,
+        **shares,
+    )
     config = dataclasses.replace(config, **(overrides or {}))  # type: ignore[arg-type]
     workers = default_workers(config.micro_batches) if num_workers is None else num_workers
     torch.set_num_threads(num_threads or (1 if workers > 1 else torch.get_num_threads()))
@@ -197,6 +214,15 @@ def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
     if not settings:
         return DEFAULT_MINUTES, None
     return settings["minutes"], settings["steps"]
+
+
+def own_stages(folder: RunFolder, start: Path | None) -> tuple[Stage, ...]:
+    """Those that the run in the folder was started with; for a new one, by whether it begins with nothing."""
+    snapshot = folder.load()
+    if snapshot is None:
+        return CABIN_STAGES if start is None else CONTINUED_STAGES
+    stages = snapshot.settings["stages"]
+    return tuple(Stage(**stage | {"curriculum": tuple(map(tuple, stage["curriculum"]))}) for stage in stages)
 
 
 def _own_share(folder: RunFolder, name: str) -> float:
