@@ -105,7 +105,7 @@ def test_ten_thousand_characters_and_a_full_context_are_answered_in_words(visit,
     answer_is(page, "read")
     assert "x" * 10_000 in engine.prompts[0]
     say(page, "x" * 13_000)
-    expect(page.locator(".bubble .fault")).to_contain_text("context holds 12000 tokens")
+    expect(page.locator(".bubble .fault")).to_contain_text("context length is 12000 tokens")
 
 
 def test_a_bad_key_is_asked_for_again(visit, serve, scripted):

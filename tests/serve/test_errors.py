@@ -209,6 +209,7 @@ def test_an_unknown_model_is_not_found(client):
 def test_too_long_a_prompt_says_what_is_needed_and_what_fits(client):
     error = refused(post(client, messages=[{"role": "user", "content": "a" * 600}], tool_choice="none"))
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert error["message"].startswith("This model's maximum context length is "), "litellm looks for these words"
     assert "602" in error["message"]
     assert "512" in error["message"]
 

@@ -51,13 +51,13 @@ def fit(
     """Tokens that the answer may take: `wanted`, or by default what `GenerateParams` has and the context leaves.
 
     field, prompt: what the client called them. Raises ContextLengthError with the needed and the allowed number where
-    it does not fit.
+    it does not fit; its first words are OpenAI's, by which clients tell it from other faults.
     """
     room = max_context - prompt_tokens
     if room < 1:
         raise ContextLengthError(
-            f"This model's context holds {max_context} tokens, the {prompt} alone take {prompt_tokens}, and the answer "
-            f"needs at least 1. Shorten the {prompt} to {max_context - 1} tokens.",
+            f"This model's maximum context length is {max_context} tokens, the {prompt} alone take {prompt_tokens}, "
+            f"and the answer needs at least 1. Shorten the {prompt} to {max_context - 1} tokens.",
             param=prompt,
             code="context_length_exceeded",
         )
@@ -65,8 +65,8 @@ def fit(
         return min(GenerateParams.max_tokens, room)
     if wanted > room:
         raise ContextLengthError(
-            f"This model's context holds {max_context} tokens, but {prompt_tokens + wanted} were asked for: "
-            f"{prompt_tokens} in the {prompt} and {wanted} in {field}. Ask for at most {room}.",
+            f"This model's maximum context length is {max_context} tokens, but {prompt_tokens + wanted} were asked "
+            f"for: {prompt_tokens} in the {prompt} and {wanted} in {field}. Ask for at most {room}.",
             param=field,
             code="context_length_exceeded",
         )

@@ -49,7 +49,8 @@ async def count_tokens(server: Server, request: Request) -> Response:
 
 def _prepare(served: Served, asked: ChatRequest) -> Prepared:
     try:
-        return prepare(served, asked)
+        # The limit is required here, so clients that know no better name the largest of any model.
+        return prepare(served, asked, cuts=True)
     except RequestError as error:
         raise renamed(error, NAMES) from None
 
@@ -128,6 +129,8 @@ class Blocks:
             "fourleaf": how(finish, self._prepared.params[0]),
         }
         reason = "stop_sequence" if finish.stop and finish.reason == "stop" else _STOP_REASONS[finish.reason]
+        if reason == "max_tokens" and self._prepared.is_cut:
+            reason = "model_context_window_exceeded"
         delta = {"stop_reason": reason, "stop_sequence": finish.stop}
         return {"type": "message_delta", "delta": delta, "usage": usage}
 
