@@ -71,6 +71,21 @@ def test_wording_and_order_inside_a_schema_make_no_difference():
     assert offer(TOOLS, [tool], "auto").names == {"set_window"}
 
 
+def test_what_an_sdk_makes_of_a_function_is_the_tool_that_allows_its_calls():
+    """They never rule out other properties, say nothing of required ones without any, and drop limits of numbers."""
+    asked = copy.deepcopy(TOOLS)
+    for tool in asked:
+        parameters = tool["function"]["parameters"]
+        del parameters["additionalProperties"]
+        if not parameters["required"]:
+            del parameters["required"]
+        parameters["properties"] = dict(reversed(parameters["properties"].items()))
+        for inner in parameters["properties"].values():
+            for limit in ("minimum", "maximum", "enum"):
+                inner.pop(limit, None)
+    assert offer(TOOLS, asked, "auto").tools == TOOLS, "the grammar is that of the tools as the model learnt them"
+
+
 def test_an_unknown_tool_is_refused():
     with pytest.raises(RequestError, match=r"tools are fixed.*make_tea") as caught:
         offer(TOOLS, [TOOLS[0], OTHER], "auto")
@@ -78,12 +93,30 @@ def test_an_unknown_tool_is_refused():
 
 
 def test_a_tool_with_other_parameters_is_refused():
-    for change in ({"maximum": 50}, {"title": None, "minimum": -1}):
+    for change in ({"maximum": 50}, {"title": None, "minimum": -1}, {"type": "string"}, {"pattern": "x"}):
         tool = copy.deepcopy(TOOLS[0])
         tool["function"]["parameters"]["properties"]["position"].update(change)
         with pytest.raises(RequestError, match=r"tools are fixed.*other parameters") as caught:
             offer(TOOLS, [tool], "auto")
         assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda schema: schema["properties"].pop("position"),
+        lambda schema: schema["properties"].update(speed={"type": "integer"}),
+        lambda schema: schema["required"].append("speed"),
+        lambda schema: schema["properties"]["window"]["enum"].remove("all"),
+        lambda schema: schema.update(properties=["window", "position"]),
+        lambda schema: schema.update(anyOf=[{"required": ["window"]}]),
+    ],
+)
+def test_a_schema_that_could_refuse_the_models_calls_is_refused(change):
+    tool = copy.deepcopy(next(tool for tool in TOOLS if tool["function"]["name"] == "set_window"))
+    change(tool["function"]["parameters"])
+    with pytest.raises(RequestError, match="other parameters"):
+        offer(TOOLS, [tool], "auto")
 
 
 def test_a_parameter_named_like_an_annotation_counts():

@@ -60,9 +60,12 @@ def offer(fixed: list[dict[str, Any]] | None, asked: list[dict[str, Any]] | None
             raise RequestError(
                 f"tools names {name!r} twice.", param=f"tools[{index}].function.name", code="invalid_value"
             )
-    if fixed is not None:
-        _check_fixed(fixed, asked or [])
     tools = asked or fixed
+    if fixed is not None and asked:
+        _check_fixed(fixed, asked)
+        # A grammar follows the parameters' order and limits, so it takes those that the model learnt.
+        own = {tool["function"]["name"]: tool for tool in fixed}
+        tools = [own[tool["function"]["name"]] for tool in asked]
     if choice == "none":
         return Offer(tools=None, names=frozenset())
     if not tools:
@@ -78,7 +81,7 @@ def _check_fixed(fixed: list[dict[str, Any]], asked: list[dict[str, Any]]) -> No
         fault, param = "", where
         if name not in known:
             fault, param = f"it has no tool {name!r}", f"{where}.name"
-        elif _meaning(tool["function"].get("parameters")) != _meaning(known[name]):
+        elif not _allows(tool["function"].get("parameters") or {}, known[name] or {}):
             fault, param = f"its {name!r} has other parameters", f"{where}.parameters"
         if fault:
             raise RequestError(
@@ -89,21 +92,30 @@ def _check_fixed(fixed: list[dict[str, Any]], asked: list[dict[str, Any]]) -> No
             )
 
 
-def _meaning(schema: object) -> object:
-    """A JSON schema without what only people read: an SDK's titles and a client's wording make no difference."""
-    if not isinstance(schema, dict):
-        return schema
-    kept: dict[str, object] = {}
-    for key, value in schema.items():
-        if key in _ANNOTATIONS:
-            continue
-        if key == "properties" and isinstance(value, dict):
-            kept[key] = {name: _meaning(inner) for name, inner in value.items()}
-        elif key in ("required", "enum") and isinstance(value, list):
-            kept[key] = sorted(value, key=repr)
-        else:
-            kept[key] = _meaning(value)
-    return kept
+def _allows(asked: object, own: object) -> bool:
+    """Whether a client's JSON schema allows all that the model's own does: then the model's calls are what it asks for.
+
+    What only people read makes no difference, nor what SDKs leave unsaid: limits, and that there are no other
+    properties. A keyword that is said must be the own one's.
+    """
+    if not isinstance(asked, dict) or not isinstance(own, dict):
+        return asked == own
+    mine, theirs = own.get("properties", {}), asked.get("properties", {})
+    if not isinstance(theirs, dict) or theirs.keys() != mine.keys():
+        return False
+    said = asked.keys() - {*_ANNOTATIONS, "properties"}
+    return all(_allows(theirs[name], mine[name]) for name in mine) and all(
+        _allows_keyword(key, asked[key], own.get(key)) for key in said
+    )
+
+
+def _allows_keyword(key: str, asked: object, own: object) -> bool:
+    if key == "additionalProperties":
+        return own is False or _allows(asked, own)
+    if key in ("required", "enum") and isinstance(asked, list):
+        here, there = set(map(repr, asked)), set(map(repr, own if isinstance(own, list) else []))
+        return here <= there if key == "required" else here >= there
+    return _allows(asked, own)
 
 
 class OfferFilter:
