@@ -16,10 +16,12 @@ ARGS     :=
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -qq $(PIP_ARGS) -c constraints.txt
 NEEDS   := pyproject.toml constraints.txt
+# Clients of the server, each tested by a suite of its own in an environment of its own.
+CLIENTS := $(patsubst tests/clients/%/requirements.txt,%,$(wildcard tests/clients/*/requirements.txt))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train eval bench figures soak test lint format check clean distclean
+.PHONY: help run train eval bench figures soak clients test lint format check clean distclean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,13 +41,19 @@ bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other 
 figures: $(VENV)/.installed-bench  ## Measure all of it, drafting held against ar, and write docs/performance.md (an idle machine)
 	$(BIN)/fourleaf bench --set patterns --set copying --set random --profile --verify 1000 --json docs/runs/bench.json $(ARGS)
 	$(BIN)/python scripts/performance.py docs/runs/bench.json
+	$(BIN)/python scripts/prefix_hits.py --json docs/runs/prefix.json
 
 soak: $(VENV)/.installed-all  ## Constrained answers and mixed requests by the thousand (hours; ARGS="--share 0.1")
 	$(BIN)/python scripts/soak_grammar.py $(ARGS)
 	$(BIN)/python scripts/soak_engine.py --report docs/runs/soak-engine.jsonl $(ARGS)
 	$(BIN)/python scripts/soak_engine.py --checkpoint bundled --report docs/runs/soak-engine.jsonl $(ARGS)
+	$(BIN)/python scripts/soak_load.py --minutes 5 --checkpoint bundled --report docs/runs/soak-load.jsonl
+	FOURLEAF_CASES=2000 $(BIN)/python -m pytest -q --timeout 7200 tests/serve/test_schemathesis.py
+
+clients: $(CLIENTS:%=.clients/%/.installed)  ## Install the clients that the server is tested with
 
 test: check  ## Everything that CI runs: lint, types, imports, tests
+	-@$(MAKE) --no-print-directory -k -j 2 clients  # without a network their suites are skipped, and say so
 	$(BIN)/python -m pytest --durations=10 $(ARGS)
 
 lint: check  ## The quick half of `make test`: lint, types, imports, size budgets
@@ -65,8 +73,8 @@ clean:  ## Remove caches and build output
 	rm -rf build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests scripts docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-distclean: clean  ## `clean`, and remove the installed environment
-	rm -rf $(VENV)
+distclean: clean  ## `clean`, and remove the installed environments
+	rm -rf $(VENV) .clients
 
 # `python -m venv` on an environment that is already there keeps what it holds and adds what is missing.
 $(BIN)/python:
@@ -86,3 +94,11 @@ $(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
 	@echo "Installing everything into $(VENV) (first time: some minutes) ..."
 	$(INSTALL) -e '.[serve,test,dev]'
 	@touch $(VENV)/.installed-run $(VENV)/.installed-bench $@
+
+# The whole lock is in the requirements, so nothing is resolved; the stamp is a copy of them.
+.clients/%/.installed: tests/clients/%/requirements.txt | $(BIN)/python
+	@echo "Installing $* into $(@D) ..."
+	@$(PYTHON) -m venv --clear --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check -qq $(PIP_ARGS) \
+		--no-compile --no-deps -r $<
+	@cp $< $@

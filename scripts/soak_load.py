@@ -8,8 +8,8 @@ Requests go to every API, streamed and whole, in every mode, with tools, grammar
 Each must be answered to its end or told to come back (429). Poisoned ones (NaN logits, a grammar that fails in
 mid-answer, too long for the context, too large a body) must end alone, with the status that they deserve. Then the
 server is sent SIGTERM with the load on: what was started ends, what is new is refused, and the engine holds no request,
-page, snapshot or state. Memory of the server's process must be flat. Prints a report and appends it to a file with
---report; the exit code is 1 if anything is wrong.
+page, snapshot or state. Memory of the server's process, less what its prefix cache holds, must be flat in runs of two
+minutes and more. Prints a report and appends it to a file with --report; the exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import asyncio
 import datetime
 import json
 import random
-import resource
 import signal
 import statistics
 import subprocess
@@ -35,7 +34,8 @@ from poisoned_server import GRAMMAR_SEED, NAN_SEED
 
 LEAVING = 0.2  # of the streams
 GRACE = 1.0  # seconds around SIGTERM in which a request may fall on either side
-MAX_GROWTH, MIN_GROWTH_MIB = 0.05, 24  # of resident memory, between the second quarter of the time and the last
+# Of resident memory, between the second quarter of the time and the last; before that grammars and the like come in.
+MAX_GROWTH, MIN_GROWTH_MIB, MIN_SECONDS = 0.05, 24, 120
 SAID = [
     "Open all windows.",
     "Play some jazz, and make it warmer in the back.",
@@ -107,7 +107,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of whole answers
     first: list[float] = field(default_factory=list)  # to a stream's second event, the first that the engine gave
-    resident_mib: list[int] = field(default_factory=list)
+    resident_mib: list[int] = field(default_factory=list)  # less what the prefix cache holds
     stopped_at: float = float("inf")
 
 
@@ -202,10 +202,12 @@ async def poison(url: str, model: str, report: Report, until: float) -> None:
             await asyncio.sleep(0.5)
 
 
-def resident_mib(pid: int) -> int:
-    """Of another process; 0 where the system does not say."""
-    statm = Path(f"/proc/{pid}/statm")
-    return int(statm.read_text().split()[1]) * resource.getpagesize() >> 20 if statm.is_file() else 0
+async def resident_mib(http: httpx2.AsyncClient, url: str) -> int:
+    """The server's, less what its prefix cache holds; 0 where the system does not say."""
+    lines = (await http.get(f"{url}/metrics")).text.splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    resident, cache = (float(found.get(f"fourleaf_{name}_bytes", 0)) for name in ("resident", "cache"))
+    return max(0, round((resident - cache) / 2**20))
 
 
 async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespace, report: Report) -> None:
@@ -217,9 +219,10 @@ async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespa
     client = Client(url, model, card["tools"] == "fixed", report)
     tasks = [asyncio.create_task(client.run(chosen.seed + i, until + 3 * GRACE)) for i in range(chosen.connections)]
     tasks.append(asyncio.create_task(poison(url, model, report, until - GRACE)))
-    while time.monotonic() < until:
-        await asyncio.sleep(min(1.0, chosen.seconds / 20))
-        report.resident_mib.append(resident_mib(server.pid))
+    async with httpx2.AsyncClient(timeout=60) as http:
+        while time.monotonic() < until:
+            await asyncio.sleep(min(1.0, chosen.seconds / 20))
+            report.resident_mib.append(await resident_mib(http, url))
     report.stopped_at = time.monotonic()
     server.send_signal(signal.SIGTERM)
     for fault in await asyncio.gather(*tasks, return_exceptions=True):
@@ -231,8 +234,6 @@ def check_memory(report: Report) -> None:
     """Whether it is flat: the last quarter beside the second."""
     samples = report.resident_mib
     quarter = len(samples) // 4
-    if quarter < 4:
-        return
     before, after = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
     if after - before > max(MIN_GROWTH_MIB, MAX_GROWTH * before):
         report.wrong.append(f"resident memory grew from {before} to {after} MiB")
@@ -248,7 +249,8 @@ def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
     words = [sys.executable, str(Path(__file__).parent / "poisoned_server.py")]
     words += ["--checkpoint", chosen.checkpoint] if chosen.checkpoint else []
     report, held = Report(), {}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+    said = None if chosen.loud else subprocess.DEVNULL  # a traceback for each poisoned request
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         try:
@@ -259,7 +261,8 @@ def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         finally:
             server.kill()
     report.wrong += [f"{number} {name} are left" for name, number in held.items() if number and name != "forwards"]
-    check_memory(report)
+    if chosen.seconds >= MIN_SECONDS:
+        check_memory(report)
     if not report.counts["left in mid-stream"] or not report.counts["refused after SIGTERM"]:
         report.wrong.append("nobody left in mid-stream, or nobody was refused: the run was too short to say anything")
     return report, held
@@ -273,6 +276,7 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random weights without one")
+    parser.add_argument("--loud", action="store_true", help="show what the server says, poison's tracebacks included")
     parser.add_argument("--report", type=Path, help="a JSONL file to which the figures are appended")
     chosen = parser.parse_args()
     chosen.seconds = chosen.seconds or 60 * chosen.minutes

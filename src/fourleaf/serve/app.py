@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.telemetry import TelemetryConfig
 from starlette.concurrency import run_in_threadpool
 
 from fourleaf.engine.request import Decoder
@@ -30,6 +31,16 @@ from fourleaf.serve.responsestream import responses
 from fourleaf.serve.server import Server
 from fourleaf.serve.settings import Settings
 from fourleaf.serve.systemone import decision_models, systemone
+from fourleaf.serve.tokens import detokenize, tokenize, tokenizer_info
+
+# The framework's own spans and logs would carry bodies and exceptions' texts to whatever collector the process has.
+QUIET: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 
 if TYPE_CHECKING:
     from fourleaf.serve.tracing import Tracing
@@ -80,7 +91,7 @@ def create_app(
         if tracing is not None:
             await run_in_threadpool(tracing.close)
 
-    app = FastAPI(title="Fourleaf", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Fourleaf", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET)
     app.state.server = server
     if tracing is not None:
         app.add_middleware(tracing.middleware)
@@ -99,6 +110,9 @@ def create_app(
         api.add_api_route("/models/unload", about.unload, methods=["POST"])
     api.add_api_route("/models/{model:path}", about.model, methods=["GET"])
     api.add_api_route("/capabilities", about.capabilities, methods=["GET"])
+    keyed.add_api_route("/tokenizer_info", about.tokenizer, methods=["GET"])
+    for path, endpoint in (("/tokenize", tokenize), ("/detokenize", detokenize)):
+        keyed.add_api_route(path, _bound(endpoint, server), methods=["POST"], response_model=None)
     for path, endpoint in ENDPOINTS.items():
         api.add_api_route(path, _bound(endpoint, server), methods=["POST"], response_model=None)
     keyed.include_router(api)
@@ -145,6 +159,9 @@ class _About:
         found = [server.find(name) for name in names]
         documents = [capabilities.document(one.engine, fixed_tools=one.fixed_tools is not None) for one in found]
         return JSONResponse({"object": "list", "data": documents} if model is None else documents[0])
+
+    async def tokenizer(self, model: str | None = None) -> JSONResponse:
+        return JSONResponse(tokenizer_info(self._server, model))
 
     async def metrics(self) -> PlainTextResponse:
         served = self._server.models.served()
