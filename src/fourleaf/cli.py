@@ -211,7 +211,8 @@ def evaluate(
         str,
         typer.Option(
             "--set",
-            help="fillers, patterns or dev; coupled, control, twin, copy, unknowable or ninth; 4x4 or 9x9; or all.",
+            help="fillers, patterns or dev; coupled, control, twin, copy, unknowable or ninth, several with commas "
+            "between; 4x4 or 9x9; or all.",
         ),
     ] = "all",
     mode: Annotated[str, typer.Option(help="ar, diffuse or both.")] = "both",

@@ -77,6 +77,16 @@ def test_a_checkpoint_keeps_them(tmp_path):
     assert Temperatures.load(tmp_path / "elsewhere").values == {}
 
 
+def test_later_passes_have_a_temperature_of_their_own_or_else_the_first_passes():
+    log_p = np.log([0.6, 0.4])
+    first = Temperatures({("joint", "noul", 2): 2.0})
+    both = Temperatures({("joint", "noul", 2): 2.0, ("revealed", "noul", 2): 4.0})
+    assert first.applied("revealed", "noul", log_p).tolist() == tempered(log_p, 2.0).tolist()
+    assert both.applied("revealed", "noul", log_p).tolist() == tempered(log_p, 4.0).tolist()
+    assert both.applied("joint", "noul", log_p).tolist() == tempered(log_p, 2.0).tolist()
+    assert both.applied("independent", "noul", log_p).tolist() == log_p.tolist()
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -216,6 +216,20 @@ def test_temperatures_change_probabilities_and_never_an_independent_answer(diffu
     assert warm.answers[0].p.tolist() == plain.answers[0].p.tolist()
 
 
+def test_what_is_read_with_others_revealed_has_a_temperature_of_its_own(diffusing, asked):
+    two = {"fast": NOUL, "late": NOUL | {"instructions": "Is it late?"}}
+    warm = Decider(diffusing, Temperatures({("revealed", "noul", 2): 3.0}))
+    before, after = (d.decide(asked(two, x_joint=True, x_threshold=1)) for d in (Decider(diffusing), warm))
+    assert before.order == after.order
+    assert len(before.order) == 2
+    for a, b in zip(before.answers, after.answers, strict=True):
+        assert a.first is not None
+        assert b.first is not None
+        assert a.first.tolist() == b.first.tolist()
+        expected = a.p if a.question.id in before.order[0] else a.p ** (1 / 3)
+        np.testing.assert_allclose(b.p, expected / expected.sum(), rtol=0, atol=1e-9)
+
+
 def test_enforced_answers_are_the_likeliest_that_obey(decider, asked):
     free = decider.decide(asked())
     for values in permutations(range(2)):

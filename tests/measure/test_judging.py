@@ -8,7 +8,7 @@ import pytest
 from fourleaf.decide.decider import Decider
 from fourleaf.engine.engine import Engine
 from fourleaf.errors import ConfigError
-from fourleaf.measure.judged import FREE_ARMS, MODEL_ARMS, RULED_ARMS, Judged, free, judge, ruled
+from fourleaf.measure.judged import FREE_ARMS, MODEL_ARMS, ORDER_ARM, RULED_ARMS, Judged, arms_of, free, judge, ruled
 from fourleaf.measure.judgements import Score, evaluate, flip_rate, lines, main_judgements
 from fourleaf.measure.pictures import bars, reliability
 from fourleaf.measure.reliability import Reliability
@@ -117,10 +117,11 @@ def test_flips_are_counted_by_name():
 def test_an_evaluation_has_all_arms_and_compares_them_with_alone(decider):
     reports = evaluate(decider, ["coupled", "copy", "unknowable"], limit=2)
     for report in reports:
-        assert set(report.scores) == {*MODEL_ARMS, *RULED_ARMS, *FREE_ARMS}
+        assert set(report.scores) == {*arms_of(report.name), *RULED_ARMS, *FREE_ARMS}
         assert set(report.paired) == set(report.scores) - {"alone"}
         assert report.scores["oracle"].groups.value == 1.0
     assert set(reports[1].flips) == set(MODEL_ARMS)
+    assert [ORDER_ARM in report.scores for report in reports] == [True, True, False]
     text = "\n".join(line for report in reports for line in lines(report))
     assert "joint, denoised - alone" in text
     assert "nothing can be known" in text
@@ -130,7 +131,7 @@ def test_an_evaluation_has_all_arms_and_compares_them_with_alone(decider):
 def test_the_command_writes_table_json_and_picture(tiny, tmp_path, quiet):
     json_file, picture = tmp_path / "found.json", tmp_path / "found.svg"
     main_judgements(
-        "control",
+        "ninth, control",
         model=tiny,
         draw=5,
         limit=1,
@@ -141,13 +142,14 @@ def test_the_command_writes_table_json_and_picture(tiny, tmp_path, quiet):
         out=quiet.out,
         progress=quiet.progress,
     )
-    assert "control (n 1)" in quiet.out.getvalue()
+    shown = quiet.out.getvalue()
+    assert 0 <= shown.index("control (n 1)") < shown.index("ninth (n 1)")
     document = json.loads(json_file.read_text(encoding="utf-8"))
-    assert (document["task"], document["draw"]) == ("judgements", 5)
+    assert (document["task"], document["draw"], document["calibration"]) == ("judgements", 5, {})
     assert picture.read_text(encoding="utf-8").startswith("<svg")
 
 
-@pytest.mark.parametrize("part", ["cabin", "public"])
+@pytest.mark.parametrize("part", ["cabin", "public", "coupled,public", ""])
 def test_an_unknown_part_is_refused_before_anything_is_loaded(part, quiet, tmp_path):
     with pytest.raises(ConfigError, match="coupled"):
         main_judgements(

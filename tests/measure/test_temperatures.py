@@ -65,7 +65,7 @@ def test_a_fit_lowers_the_error_and_is_used_from_then_on(checkpoint, tmp_path, q
         folder, data=None, groups=40, picture=picture, num_threads=None, out=quiet.out, progress=quiet.progress
     )
     made = Temperatures.load(folder)
-    assert {mode for mode, *_ in made.values} == {"independent", "joint"}
+    assert {mode for mode, *_ in made.values} == {"independent", "joint", "revealed"}
     assert made.about["requests"] == 40
     assert str(folder / FILE) in quiet.out.getvalue()
     assert "calibrated" in picture.read_text(encoding="utf-8")

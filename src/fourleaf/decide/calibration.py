@@ -1,7 +1,8 @@
 """Temperatures that make probabilities mean what they say, fitted on held-out answers and stored with a checkpoint.
 
 One temperature for each mode, type and bucket of option counts: one that is right for two options is wrong for twenty.
-A temperature never changes which option is likeliest.
+A joint canvas has two modes: its first pass, and later ones, which take what was revealed for true and are too sure
+where it is not. A temperature never changes which option is likeliest.
 
 Shapes: O options.
 """
@@ -22,8 +23,9 @@ from fourleaf.decide.questions import TYPES
 from fourleaf.errors import CheckpointError
 
 FILE = "decisions.json"
-INDEPENDENT, JOINT = "independent", "joint"
-MODES = (INDEPENDENT, JOINT)
+INDEPENDENT, JOINT, REVEALED = "independent", "joint", "revealed"
+MODES = (INDEPENDENT, JOINT, REVEALED)
+_NEXT_BEST = {REVEALED: JOINT}  # whose temperature a mode takes where too few answers were there to fit its own
 BUCKETS = (2, 3, 4, 8, 26, 255)  # each holds the counts up to its own
 MIN_ANSWERS = 30
 LOWEST, HIGHEST = 0.05, 20.0
@@ -47,7 +49,8 @@ class Temperatures:
 
     def applied(self, mode: str, kind: str, log_p: Floats) -> Floats:
         """[O] log probabilities, normalised -> the same at the question's temperature."""
-        value = self.values.get((mode, kind, bucket(len(log_p))), 1.0)
+        size = bucket(len(log_p))
+        value = self.values.get((mode, kind, size)) or self.values.get((_NEXT_BEST.get(mode, mode), kind, size), 1.0)
         return log_p if value == 1.0 else tempered(log_p, value)
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fourleaf.decide.answers import Answer, Decision, broken_rules
-from fourleaf.decide.calibration import INDEPENDENT, JOINT, Temperatures
+from fourleaf.decide.calibration import INDEPENDENT, JOINT, REVEALED, Temperatures
 from fourleaf.decide.canvas import Floats, Path, Reader, Reading, averaged, denoise
 from fourleaf.decide.questions import DecisionRequest, Question, rotations_of
 from fourleaf.decide.rules import Rule, best_tuple, parse_rules
@@ -110,7 +110,7 @@ class Decider:
             means = [averaged([readings[at] for readings in found]) for at in range(len(wanted))]
             questions = [request.questions[slot] for slot in wanted]
             return [
-                Reading(self._calibrated(JOINT, question, mean.log_p), mean.mass)
+                Reading(self._calibrated(REVEALED if known else JOINT, question, mean.log_p), mean.mass)
                 for question, mean in zip(questions, means, strict=True)
             ]
 

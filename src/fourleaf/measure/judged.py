@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourleaf.decide.decider import Decider
-from fourleaf.decide.questions import DecisionRequest, parse_request
+from fourleaf.decide.questions import MAX_ROTATIONS, DecisionRequest, parse_request
 from fourleaf.decide.rules import best_tuple, parse_rules
 from fourleaf.tasks.judgements.group import Group, columns, holding
 
@@ -29,13 +29,15 @@ Floats = NDArray[np.float64]
 MODEL_ARMS: dict[str, dict[str, Any]] = {
     "alone": {},
     "alone, 2 orders": {"x_rotations": 2},
+    "alone, all orders": {"x_rotations": MAX_ROTATIONS},
     "joint, 1 pass": {"x_joint": True, "x_passes": 1},
     "joint, denoised": {"x_joint": True},
 }
+# Three times the forwards of the others: only where answers are held against those in another order.
+ORDER_ARM, ORDER_PARTS = "alone, all orders", ("coupled", "copy")
 # Name -> the arm whose probabilities it takes.
 RULED_ARMS = {"alone + rules": "alone", "joint, 1 pass + rules": "joint, 1 pass"}
 FREE_ARMS = ("majority", "uniform", "oracle")
-ARMS = (*MODEL_ARMS, *RULED_ARMS, *FREE_ARMS)
 BASE_ARM = "alone"
 
 
@@ -62,6 +64,11 @@ class Judged:
     def is_right(self) -> bool:
         """Every question of the group that can be known."""
         return all(self.hits)
+
+
+def arms_of(part: str) -> list[str]:
+    """The model's arms on a part of the set."""
+    return [arm for arm in MODEL_ARMS if arm != ORDER_ARM or part in ORDER_PARTS]
 
 
 def request_of(group: Group, **fields: Any) -> DecisionRequest:

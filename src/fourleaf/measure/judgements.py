@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from fourleaf.checkpoint.files import write_json
+from fourleaf.decide.calibration import Temperatures
 from fourleaf.decide.decider import Decider
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.errors import ConfigError
@@ -17,7 +18,7 @@ from fourleaf.measure import bootstrap
 from fourleaf.measure.bootstrap import Interval, Paired
 from fourleaf.measure.circumstances import Ticker, circumstances
 from fourleaf.measure.evaluate import check_writable
-from fourleaf.measure.judged import BASE_ARM, FREE_ARMS, MODEL_ARMS, RULED_ARMS, Judged, free, judge, ruled
+from fourleaf.measure.judged import BASE_ARM, FREE_ARMS, MODEL_ARMS, RULED_ARMS, Judged, arms_of, free, judge, ruled
 from fourleaf.measure.pictures import bars
 from fourleaf.measure.reliability import Reliability
 from fourleaf.measure.tables import percent, points, table
@@ -132,7 +133,7 @@ def evaluate(
     for name in parts:
         groups = testsets.build(name, draw)[:limit]
         found: dict[str, list[Judged]] = {}
-        for arm in MODEL_ARMS:
+        for arm in arms_of(name):
             told = None if progress is None else _told(progress, len(groups), f"{name}, {arm}")
             found[arm] = judge(decider, groups, arm, told)
         found |= {arm: ruled(found[source]) for arm, source in RULED_ARMS.items()}
@@ -190,7 +191,8 @@ def lines(report: PartReport) -> list[str]:
         shown.append("answers that change with the order: " + _listed(report.flips))
     unsure = {arm: s.open_confidence for arm, s in report.scores.items() if s.open_confidence is not None}
     if unsure:
-        shown.append("top probability where nothing can be known: " + _listed({arm: unsure[arm] for arm in MODEL_ARMS}))
+        of_models = {arm: share for arm, share in unsure.items() if arm in MODEL_ARMS}
+        shown.append("top probability where nothing can be known: " + _listed(of_models))
     return shown
 
 
@@ -213,11 +215,11 @@ def main_judgements(
 ) -> None:
     """`fourleaf eval judgements`. draw: the test set's seed, the public one by default.
 
-    Raises ConfigError for an unknown part, before it loads.
+    part: one of the set's, several with commas between, or "all". Raises ConfigError for an unknown one, before it
+    loads.
     """
     draw = testsets.PUBLIC_SEED if draw is None else draw
-    if part not in (*testsets.PARTS, ALL):
-        raise ConfigError(f"there is no set {part!r}; choose {', '.join(testsets.PARTS)} or {ALL}")
+    parts = _parts(part)
     check_writable(json_file)
     check_writable(picture)
     path = model or bundled_path()
@@ -227,7 +229,6 @@ def main_judgements(
     about = circumstances(engine, path)
     ticker = Ticker(progress)
     try:
-        parts = testsets.PARTS if part == ALL else (part,)
         reports = evaluate(Decider.of(engine), parts, draw=draw, limit=limit, seed=seed, progress=ticker)
     finally:
         ticker.close()
@@ -235,11 +236,21 @@ def main_judgements(
         print("\n".join(lines(report)), end="\n\n", file=out)
     print(f"95% bootstrap intervals over groups ({bootstrap.RESAMPLES:,} resamples, seed {seed})", file=out)
     if json_file is not None:
-        settings = {"draw": draw, "seed": seed, "resamples": bootstrap.RESAMPLES, "limit": limit}
+        settings: dict[str, Any] = {"draw": draw, "seed": seed, "resamples": bootstrap.RESAMPLES, "limit": limit}
+        settings["calibration"] = dict(Temperatures.load(path).about)
         found = {report.name: report.document() for report in reports}
         write_json(json_file, {**about, "task": "judgements", **settings, "parts": found})
     if picture is not None:
         picture.write_text(_picture(reports[0]), encoding="utf-8")
+
+
+def _parts(asked: str) -> list[str]:
+    """In the set's order, so that copies come after what they are copies of."""
+    names = testsets.PARTS if asked == ALL else tuple(name.strip() for name in asked.split(","))
+    for name in names:
+        if name not in testsets.PARTS:
+            raise ConfigError(f"there is no set {name!r}; choose {', '.join(testsets.PARTS)} or {ALL}")
+    return [name for name in testsets.PARTS if name in names]
 
 
 def _picture(report: PartReport) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from fourleaf.measure.reliability import Reliability
 
 _FONT = 'font-family="sans-serif" font-size="12"'
-_COLOURS = ("#3b6ea5", "#c0562f", "#4f8a4b", "#8a5a9e")
+_COLOURS = ("#3b6ea5", "#c0562f", "#4f8a4b", "#8a5a9e", "#b08a1e", "#5b5b5b")
 
 
 def _svg(width: int, height: int, parts: Iterable[str]) -> str:
@@ -33,7 +33,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
 
 
 def reliability(title: str, series: Sequence[tuple[str, Reliability]]) -> str:
-    """Share right against confidence, a line for each of up to four series; the diagonal is perfect."""
+    """Share right against confidence, a line for each of up to six series; the diagonal is perfect."""
     side, edge = 300, 50
 
     def at(x: float, y: float) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fourleaf.decide.calibration import INDEPENDENT, JOINT, Temperatures, fit
+from fourleaf.decide.calibration import INDEPENDENT, JOINT, REVEALED, Temperatures, fit
 from fourleaf.decide.decider import Decider
 from fourleaf.decide.questions import MAX_JOINT, NOUL, SCORE, DecisionRequest, Question, parse_request
 from fourleaf.engine.engine import Engine
@@ -87,8 +87,11 @@ def records(
     modes: Sequence[str],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Record]:
-    """What the model said of each question, in every mode, at these temperatures; of a joint canvas, what its first
-    pass said, since later ones depend on what was revealed."""
+    """What the model said of each question at these temperatures, alone and, of a joint canvas, at its first pass and,
+    where that did not reveal it, at the pass that did.
+
+    modes: INDEPENDENT, or JOINT for both of a joint canvas.
+    """
     decider = Decider(engine, temperatures)
     found: list[Record] = []
     for mode in modes:
@@ -96,16 +99,20 @@ def records(
             request = one.request
             if mode == JOINT and len(request.questions) > MAX_JOINT:
                 continue
-            asked = request if mode == INDEPENDENT else _joint(request)
-            for answer, right in zip(decider.decide(asked).answers, one.right, strict=True):
-                found.append((mode, answer.question.type, np.log(np.maximum(answer.p, 1e-300)), right))
+            decision = decider.decide(request if mode == INDEPENDENT else replace(request, joint=True))
+            at_once = set(decision.order[0]) if decision.order else set()
+            for answer, right in zip(decision.answers, one.right, strict=True):
+                kind = answer.question.type
+                found.append((mode, kind, _log(answer.p if answer.first is None else answer.first), right))
+                if mode == JOINT and answer.question.id not in at_once:
+                    found.append((REVEALED, kind, _log(answer.p), right))
             if progress is not None:
                 progress(done, len(labelled), mode)
     return found
 
 
-def _joint(request: DecisionRequest) -> DecisionRequest:
-    return DecisionRequest(request.model, request.state, request.questions, joint=True, passes=1)
+def _log(p: Floats) -> Floats:
+    return np.log(np.maximum(p, 1e-300))
 
 
 def told(found: Sequence[Record]) -> dict[str, Reliability]:
