@@ -48,7 +48,7 @@ soak: $(VENV)/.installed-all  ## Constrained answers and mixed requests by the t
 	$(BIN)/python scripts/soak_engine.py --report docs/runs/soak-engine.jsonl $(ARGS)
 	$(BIN)/python scripts/soak_engine.py --checkpoint bundled --report docs/runs/soak-engine.jsonl $(ARGS)
 	$(BIN)/python scripts/soak_load.py --minutes 5 --checkpoint bundled --report docs/runs/soak-load.jsonl
-	FOURLEAF_CASES=2000 $(BIN)/python -m pytest -q --timeout 7200 tests/serve/test_schemathesis.py
+	FOURLEAF_CASES=2000 $(BIN)/python -m pytest -q --timeout 7200 -o session_timeout=7200 tests/serve/test_schemathesis.py
 
 clients: $(CLIENTS:%=.clients/%/.installed)  ## Install the clients that the server is tested with
 
