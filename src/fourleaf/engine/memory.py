@@ -139,6 +139,11 @@ class Memory:
         num_recurrent = len(config.layer_types) - config.layer_types.count("full_attention")
         return num_recurrent * (layer.matrix.nbytes + layer.tail.nbytes)
 
+    @property
+    def pool_bytes(self) -> int:
+        """Of all pages, used or not."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._attention if layer is not None)
+
     def open(self, key: int, snapshot: int | None = None) -> None:
         """Recurrent states for a request: those of a snapshot, or of a text that begins."""
         assert key not in self._alone

@@ -83,11 +83,13 @@ class Clocked:
 
 
 class TimedCore(Core):
-    """A core that knows how long its model took, and where no request finds what an earlier one left."""
+    """A core that knows how long its model took. reuse: whether requests find what earlier ones left."""
 
-    def __init__(self, model: Transformer, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, model: Transformer, clock: Callable[[], float] = time.perf_counter, *, reuse: bool = False
+    ) -> None:
         self.clocked = Clocked(model, clock)
-        super().__init__(cast("Transformer", self.clocked), Limits(reuse=False))
+        super().__init__(cast("Transformer", self.clocked), Limits(reuse=reuse))
 
     @property
     def model_seconds(self) -> float:
