@@ -179,28 +179,28 @@ def draw(found: Tensor, keys: NDArray[np.uint64]) -> Tensor:
     logarithm). Unlike a walk along cumulated probabilities it hardly feels rounding: a token changes only where two
     clocks are all but equal, not where any of Y sums is (docs/decisions/012-draws.md).
     """
-    runners = torch.arange(found.shape[1], device=found.device).expand(len(found), -1)
+    runners = torch.arange(found.shape[1], device=found.device)[None]
     num_possible = int((found > 0).sum(-1).max())
     if 4 * num_possible <= found.shape[1]:  # cut: those that are left race alone, with the same clocks
         found, runners = found.topk(num_possible)
     clocks = exponentials(torch.from_numpy(keys.view(np.int64)).to(found.device), runners)
     first = (found.double() / clocks).argmax(-1, keepdim=True)
-    return runners.gather(1, first)[:, 0]
+    return runners.expand(len(found), -1).gather(1, first)[:, 0]
 
 
 def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
     """Draws of the unit exponential: SplitMix64 of each row's key, its counter the token. keys: [M] int64; tokens:
-    [M, K]. -> [M, K], each a function of its key and token alone."""
+    [M, K], or [1, K] for all rows. -> [M, K], each a function of its key and token alone."""
     mixed = keys[:, None] + (tokens + 1) * _GAMMA
-    mixed = (mixed ^ _shifted(mixed, 30)) * _MIX_1
-    mixed = (mixed ^ _shifted(mixed, 27)) * _MIX_2
-    mixed = mixed ^ _shifted(mixed, 31)
-    return -((_shifted(mixed, 11).double() + 0.5) * 2.0**-53).log()
+    mixed.bitwise_xor_(_shifted(mixed, 30)).mul_(_MIX_1)
+    mixed.bitwise_xor_(_shifted(mixed, 27)).mul_(_MIX_2)
+    mixed.bitwise_xor_(_shifted(mixed, 31))
+    return _shifted(mixed, 11).double().add_(0.5).mul_(2.0**-53).log_().neg_()
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
     """A right shift of unsigned numbers: torch's int64 keeps the sign."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def entropy(adjusted: Tensor) -> list[float]:

@@ -38,8 +38,8 @@ from dataclasses import dataclass, field
 from fourleaf.engine.cost import CostTable
 from fourleaf.engine.request import FixedMode
 
-# Steps of `ar` until the next choice.
-AR_SPAN = 8
+# Steps of `ar` until the next choice, which costs a sixteenth of one.
+AR_SPAN = 16
 # What an observation still weighs when the next one of its kind comes: a mean is over about 10 of a request's own, and
 # over about 20 of all requests'.
 OWN_FADING = 0.9
@@ -320,6 +320,8 @@ def choose(
     if best != "ar" and "ar" in expected and not own.has_canvases and not everyone.has_canvases:
         return Choice(best, _span(best, rows, draft_rows), expected, expected["ar"], is_trial=True)
     credit = TRIAL_SHARE * max(ledger.spent, opening) - ledger.lost
+    if credit <= 0.0:
+        return Choice(best, _span(best, rows, draft_rows), expected, expected[best])
     beside = in_flight if best == "ar" else 1
     trials = whole(own=own, in_flight=1) if beside > 1 else found
     losses = {

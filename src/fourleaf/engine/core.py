@@ -126,9 +126,10 @@ class Core:
         self.num_rows += sum(part.need.num_rows for part in parts)
         with torch.inference_mode():
             own = logits.split([len(part.need.wanted) for part in parts])
-            draws = [part.entry.sequence.draw(part.need) for part in parts]
-            for part, drawn in zip(parts, draw_together(draws, own), strict=True):
-                part.entry.sequence.drawn = drawn
+            if len(parts) > 1:
+                draws = [part.entry.sequence.draw(part.need) for part in parts]
+                for part, drawn in zip(parts, draw_together(draws, own), strict=True):
+                    part.entry.sequence.drawn = drawn
             news = [(part.entry, _take(part, rows)) for part, rows in zip(parts, own, strict=True)]
             if any(part.need.is_held for part in parts):
                 state.advance([part.entry.sequence.accepted if part.need.is_held else 0 for part in parts])
