@@ -3,12 +3,13 @@
     python scripts/decision_latency.py --groups 28 --repeats 3 --threads 2
 
 Groups of eight questions of the judgements test set; the ways take turns on each group, so that a slow minute of the
-machine hits all of them. Ratios are of medians over groups.
+machine hits all of them. Ratios are of medians over groups. `--json FILE` is what scripts/judgements_page.py reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from fourleaf.decide.decider import Decider
 from fourleaf.decide.questions import DecisionRequest
 from fourleaf.engine.engine import Engine, bundled_path
+from fourleaf.measure.circumstances import circumstances
 from fourleaf.measure.judged import request_of
 from fourleaf.measure.tables import table
 from fourleaf.tasks.judgements import testsets
@@ -64,8 +66,11 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    decider = Decider.of(Engine.load(asked.model, num_threads=asked.threads))
+    engine = Engine.load(asked.model, num_threads=asked.threads)
+    about = circumstances(engine, asked.model)
+    decider = Decider.of(engine)
     groups = [group for group in testsets.build("coupled") if len(group.variables) == SIZE][: asked.groups]
     requests = [request_of(group) for group in groups]
     decider.decide(requests[0])  # what a first forward derives from the weights
@@ -79,6 +84,10 @@ def main() -> None:
         ratios = [f"{middle[name] / middle[other]:.2f}" for other in (ONE, EACH, APART)]
         rows.append([name, f"{1000 * middle[name]:.0f}", f"{late:.0f}", *ratios])
     print("\n".join(table(rows)))
+    if asked.json is not None:
+        times = {name: {"p50": middle[name], "p95": float(np.quantile(found[name], 0.95))} for name in found}
+        document = {**about, "groups": len(groups), "questions": SIZE, "ways": times}
+        asked.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
