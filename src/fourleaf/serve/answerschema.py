@@ -84,6 +84,12 @@ def _about() -> dict[str, Schema]:
         "Model": told(card),
         "ModelList": told({"object": one_of("list"), "data": array(ref("Model")), "models": array(told(listed))}),
         "Capabilities": given(able),  # open: what a model can do is still growing
+        "Tokens": told({"count": COUNT, "max_model_len": COUNT, "tokens": array(COUNT)}),
+        "TokensText": told({"prompt": STRING}),
+        "TokenizerInfo": told(
+            {"model": STRING, "vocab_size": COUNT, "max_model_len": COUNT, "chat_template": STRING, "eos_token": STRING}
+            | {"bos_token": or_null(STRING), "pad_token": NULL}
+        ),
         "CapabilitiesList": told({"object": one_of("list"), "data": array(ref("Capabilities"))}),
     }
 

@@ -30,6 +30,7 @@ _WHY = {
     504: "The request took longer than the server allows.",
 }
 _OF_ANSWERS = (400, 401, 403, 404, 413, 429, 503, 504)
+_AT_ONCE = (400, 401, 403, 404, 413, 503)  # of what takes no turn
 _RETRY = (429, 503)
 
 
@@ -86,7 +87,7 @@ POSTS = (
         "CountRequest",
         "TokenCount",
         error="AnthropicError",
-        statuses=(400, 401, 403, 404, 413, 503),
+        statuses=_AT_ONCE,
     ),
     Post(
         "/v1/systemone",
@@ -96,11 +97,12 @@ POSTS = (
         error="DecisionError",
         statuses=(*_OF_ANSWERS, 415, 422),
     ),
+    Post("/tokenize", "A text's tokens.", "TokenizeRequest", "Tokens", statuses=_AT_ONCE),
+    Post("/detokenize", "The text of tokens.", "DetokenizeRequest", "TokensText", statuses=_AT_ONCE),
 )
-_MANAGED = (400, 401, 403, 404, 413, 503)
 MANAGING = (
-    Post("/v1/models/load", "Begin to load a model.", "ModelRequest", "Model", statuses=_MANAGED, status=202),
-    Post("/v1/models/unload", "Put a model away.", "ModelRequest", "Model", statuses=_MANAGED),
+    Post("/v1/models/load", "Begin to load a model.", "ModelRequest", "Model", statuses=_AT_ONCE, status=202),
+    Post("/v1/models/unload", "Put a model away.", "ModelRequest", "Model", statuses=_AT_ONCE),
 )
 
 
@@ -167,6 +169,11 @@ def _looks() -> dict[str, Any]:
         "/v1/capabilities": (
             "What each model honours, or one.",
             {200: {"application/json": {"schema": able}}, 503: _json("Error")} | locked | missing,
+            [of_model],
+        ),
+        "/tokenizer_info": (
+            "What a client needs to write prompts as a model reads them.",
+            {200: _json("TokenizerInfo"), 503: _json("Error")} | locked | missing,
             [of_model],
         ),
         "/metrics": ("Counters for Prometheus.", {200: {"text/plain": {"schema": STRING}}} | locked, []),

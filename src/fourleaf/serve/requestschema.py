@@ -11,6 +11,7 @@ from fourleaf.serve.decoding import MAX_STOPS
 from fourleaf.serve.schema import (
     ANY_OBJECT,
     BOOLEAN,
+    COUNT,
     NULL,
     STRING,
     Schema,
@@ -36,7 +37,12 @@ _TEXTS = ("input_text", "output_text", "text")
 def request_schemas(names: Sequence[str]) -> dict[str, Schema]:
     """Schemas by name. names: the models that the server knows."""
     model = {"enum": list(names), "description": "Of the models that this server knows."}
-    made: dict[str, Schema] = {"ModelRequest": given({"model": model})}
+    any_model = {"model": or_null(model)}
+    made: dict[str, Schema] = {
+        "ModelRequest": given({"model": model}),
+        "TokenizeRequest": given({"prompt": STRING}, any_model | {"add_special_tokens": or_null(BOOLEAN)}),
+        "DetokenizeRequest": given({"tokens": array(COUNT)}, any_model),
+    }
     shapes = {
         "ChatRequest": (openai.ChatRequest, openai.NEUTRAL, _chat(), ()),
         "CompletionRequest": (completions.CompletionRequest, completions.NEUTRAL, _completion(), ()),
@@ -54,6 +60,10 @@ def request_schemas(names: Sequence[str]) -> dict[str, Schema]:
     for name, (shape, neutral, fields, required) in shapes.items():
         made[name], inner = of_shape(shape, neutral, fields | {"model": model}, required)
         made |= inner
+    made["InfillRequest"]["anyOf"] = [
+        given({"prompt": STRING}, {"messages": NULL}),
+        given({"messages": {"type": "array"}}, {"prompt": NULL}),
+    ]
     return made | {"Template": _template()} | _parts() | _decision(names)
 
 
@@ -99,7 +109,8 @@ def _infill() -> dict[str, Schema]:
 def _template() -> Schema:
     limit = told({"max_tokens": between(1, None, kind="integer")})
     item = any_of(STRING, told({"gap": limit}), told({"tag": one_of(*TAGS)}))
-    return array(item, minItems=1, maxItems=MAX_ITEMS) | {"description": "Texts, tags and at least one gap."}
+    limits = {"minItems": 1, "maxItems": MAX_ITEMS, "contains": {"type": "object", "required": ["gap"]}}
+    return {"type": "array", "items": item, **limits, "description": "Texts, tags and at least one gap."}
 
 
 def _responses() -> dict[str, Schema]:

@@ -43,6 +43,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         """Raises CheckpointError when `source` is no Jinja template or builds a control token from pieces."""
         self._tokenizer = tokenizer
+        self.source = source
         self.markup = markup_of(source)
         self.thinks = THINK in source
         if len(tokenizer.controls) > _MOST_MARKS:
