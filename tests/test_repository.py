@@ -18,6 +18,8 @@ MAX_FUNCTION_LINES = 60
 MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 # Names that say nothing about what a file holds, so that anything ends up in it.
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "base"}
+# Modules that come in a distribution of another name.
+DISTRIBUTIONS = {"opentelemetry": "opentelemetry-api"}
 # What is imported from: the package's modules and subpackages. Folders of data alone are not among them.
 PARTS = sorted(path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
 # A path that exists on one machine only.
@@ -129,7 +131,8 @@ def test_each_part_imports_only_what_is_declared_for_it(part: Path):
         declared |= _required(project["optional-dependencies"][extra])
     paths = [part] if part.is_file() else sorted(part.rglob("*.py"))
     imported = {name for path in paths for name in _imported(ast.parse(path.read_text(encoding="utf-8")))}
-    assert {_normalised(name) for name in imported - sys.stdlib_module_names - {"fourleaf"}} - declared == set()
+    names = imported - sys.stdlib_module_names - {"fourleaf"}
+    assert {_normalised(DISTRIBUTIONS.get(name, name)) for name in names} - declared == set()
 
 
 def test_constraints_pin_every_requirement_to_a_plain_version():
