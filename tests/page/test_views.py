@@ -1,11 +1,12 @@
 """The cabin, the decisions and the numbers in a browser, with the bundled model; and what holds for every view."""
 
 import json
+import re
 
 import httpx2
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from fourleaf.tasks.cabin.schema import TOOLS
 
@@ -108,6 +109,10 @@ def test_decisions_come_one_by_one_and_together(visit, cabin_url):
     expect(page.locator(".fault:visible")).to_have_text("A question has no id.")
 
 
+def number(page: Page, label: str) -> Locator:
+    return page.locator(".tile", has=page.get_by_text(label, exact=True)).locator("dd").first
+
+
 def test_numbers_are_those_of_the_metrics(visit, serve, scripted):
     url = serve(scripted("One two three."))
     httpx2.post(
@@ -116,9 +121,24 @@ def test_numbers_are_those_of_the_metrics(visit, serve, scripted):
         timeout=30,
     ).raise_for_status()
     page = visit(url, "numbers")
-    tile = page.locator(".tile", has=page.get_by_text("Answers", exact=True))
-    expect(tile.locator("dd")).to_have_text("1")
-    expect(page.locator(".tile", has_text="Tokens a forward").locator("dd")).to_have_text("7.50")
+    expect(number(page, "Answers")).to_have_text("1")
+    expect(number(page, "Tokens a forward")).to_have_text("7.50")
+    expect(number(page, "Drafts that stood")).to_have_text("–")
+    expect(number(page, "In line")).to_have_text("0")
+
+
+def test_numbers_tell_drafts_cache_and_memory(visit, cabin_url):
+    body = {"model": "cabin", "messages": [{"role": "user", "content": "open my window halfway"}], "mode": "draft"}
+    for _ in range(2):
+        httpx2.post(f"{cabin_url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    counted = dict(
+        line.split() for line in httpx2.get(f"{cabin_url}/metrics").text.splitlines() if line.startswith("fourleaf_")
+    )
+    count = {name: float(counted[f"fourleaf_{name}_total"]) for name in ("stood", "proposals")}
+    page = visit(cabin_url, "numbers")
+    expect(number(page, "Drafts that stood")).to_have_text(f"{100 * count['stood'] / count['proposals']:.1f}%")
+    expect(number(page, "Memory")).to_have_text(re.compile(r"^[1-9][\d,]+ MiB$"))
+    expect(number(page, "Prompt tokens from the cache")).to_have_text(re.compile(r"^\d+\.\d%$"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

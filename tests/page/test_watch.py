@@ -180,6 +180,46 @@ def test_recorded_answers_add_up(visit, serve, scripted, name):
         assert "proposed" not in states
 
 
+@pytest.mark.parametrize("name", ["diffuse", "draft"])
+def test_the_bars_of_a_race_are_what_each_pass_or_round_decided(visit, serve, scripted, name):
+    page = visit(serve(scripted("hi")))
+    page.wait_for_selector(".view")
+    events = json.loads((MODEL / f"{name}.json").read_text(encoding="utf-8"))
+    bars, tokens, blocks, passes = page.evaluate(
+        """async ([mode, events]) => {
+          const { Reel, Playback } = await import('/page/reel.js');
+          const { barsOf } = await import('/page/track.js');
+          const reel = new Reel(mode);
+          for (const { name, data, ms } of events) reel.push(name, data, ms);
+          const { usage } = reel;
+          return [barsOf(new Playback(reel)), usage.completion_tokens, usage.fourleaf.blocks, usage.fourleaf.passes];
+        }""",
+        [name, events],
+    )
+    times, decided = zip(*bars, strict=True)
+    assert list(times) == sorted(times)
+    if name == "diffuse":
+        assert len(bars) == passes
+        assert sum(decided) >= tokens - 1  # rows behind the end are revealed, too
+    else:
+        assert blocks <= len(bars) <= blocks + 1  # the first token is the prefill's
+        assert sum(decided) == tokens - 1
+
+
+def test_an_ar_answers_bars_are_single_tokens(visit, serve, able):
+    page = visit(serve(able("One two three. " * 5)))
+    ask(page, "count")
+    finished(page)
+    bars = page.evaluate(
+        """async () => {
+          const { barsOf } = await import('/page/track.js');
+          return barsOf(fourleaf.views.get('watch').lanes[1].playback);
+        }"""
+    )
+    assert [tokens for _, tokens in bars] == [1] * len("One two three. " * 5)
+    assert page.locator(".track-row").count() == 2
+
+
 def test_edits_are_marked_and_stay_so(visit, serve, scripted):
     page = visit(serve(scripted("hi")))
     page.wait_for_selector(".view")

@@ -36,9 +36,9 @@ export function sureness(confidence) {
 
 export class CanvasView {
   constructor(label) {
-    this.node = el("div", { class: "canvas", role: "img", "aria-label": `${label}: nothing yet` });
+    this.node = el("div", { class: "canvas", role: "img" });
     this.label = label;
-    this.cards = [];
+    this.clear();
   }
 
   clear() {
@@ -47,8 +47,17 @@ export class CanvasView {
     this.node.setAttribute("aria-label", `${this.label}: nothing yet`);
   }
 
+  /** Before anything was asked: the shape of what will come, and a sentence. */
+  invite(rows, words) {
+    const cells = Array.from({ length: rows }, () => el("span", { class: "spot" }));
+    this.node.replaceChildren(
+      el("div", { class: "block idle" }, el("div", { class: "cells" }, cells), el("p", {}, words)),
+    );
+  }
+
   /** Shows a scene; cells are compared by identity, since a moment never changes a cell but replaces it. */
   show(scene) {
+    if (!this.cards.length) this.node.replaceChildren();
     while (this.cards.length > scene.blocks.length) this.cards.pop().node.remove();
     let shown = 0;
     scene.blocks.forEach((block, index) => {
@@ -93,6 +102,10 @@ export class CanvasView {
       card.shown.pop();
     }
     if (!isChanged) return;
+    // What the last pass revealed stands out until the next one.
+    block.cells.forEach(({ state, pass }, row) =>
+      card.nodes[row].classList.toggle("fresh", Boolean(block.isLive) && state === "revealed" && pass === block.pass),
+    );
     card.pass = block.pass;
     card.isLive = block.isLive;
     card.node.classList.toggle("live", Boolean(block.isLive));
@@ -107,7 +120,8 @@ function draw(node, cell, hasPasses) {
   const text = spelled(cell.text);
   const size = text.length > 8 ? " longer" : text.length > 5 ? " long" : "";
   node.className = `cell ${cell.state}${size}${cell.isEdited ? " was-edited" : ""}`;
-  node.textContent = text;
+  const pieces = text.length > 8 ? text.split(/(?<=_)/).flatMap((part) => [part, el("wbr")]) : [text]; // names break at _
+  node.replaceChildren(...pieces);
   const hasPass =
     hasPasses &&
     cell.pass !== undefined &&

@@ -50,7 +50,7 @@ export class Lane {
       meter("tokens", "tokens"),
       meter("forwards", "forwards"),
       meter("passes", "passes"),
-      meter("tpf", "tokens a forward", true),
+      meter("tpf", "tokens/forward", true),
     );
     this.said = el("div", { class: "answer", "aria-live": "off" });
     this.node = el(
@@ -70,6 +70,12 @@ export class Lane {
     this.view.clear();
     this.said.replaceChildren();
     for (const dd of Object.values(this.meters)) dd.textContent = "–";
+  }
+
+  /** What an empty canvas shows: a block's positions, or of an AR model the one. */
+  invite(mode) {
+    if (mode === "ar") this.view.invite(8, "One token a forward, from left to right.");
+    else this.view.invite(32, "A block: 32 positions. Press an example to watch it being filled.");
   }
 
   /** Asks and draws as it comes. heard: called with each event. Returns the reel; raises Trouble. */

@@ -17,18 +17,35 @@ export function readMetrics(text) {
 }
 
 const ratio = (a, b) => (b ? a / b : null);
-// [label, what it says of (all so far, since the last reading, seconds between them), digits, unit]
+const mebi = (bytes) => (bytes === undefined ? null : bytes / 2 ** 20);
+// [label, what it says of (all so far, since the last reading, seconds between them), digits, unit, a note below it]
+const LEAD = [
+  ["Tokens a second", (m, d, s) => (d ? d.completion_tokens_total / s : null), 1, "", () => "in the last two seconds"],
+  [
+    "Tokens a forward",
+    (m) => ratio(m.completion_tokens_total, m.forwards_total),
+    2,
+    "",
+    (m) => of(m, "forwards_total"),
+  ],
+  ["Drafts that stood", (m) => percent(m.stood_total, m.proposals_total), 1, "%", (m) => of(m, "proposals_total")],
+  [
+    "Prompt tokens from the cache",
+    (m) => percent(m.cached_tokens_total, m.prompt_tokens_total),
+    1,
+    "%",
+    (m) => of(m, "prompt_tokens_total"),
+  ],
+  ["Memory", (m) => mebi(m.resident_bytes), 0, " MiB", (m) => `${figure(mebi(m.cache_bytes), 1)} of it the caches`],
+  ["In line", (m) => m.waiting_requests, 0, "", (m) => `${figure(m.running_requests)} being answered`],
+];
 const TILES = [
-  ["Tokens a second, now", (m, d, s) => (d ? ratio(d.completion_tokens_total, s) : null), 1],
-  ["Tokens a forward", (m) => ratio(m.completion_tokens_total, m.forwards_total), 2],
-  ["Rows a token", (m) => ratio(m.rows_total, m.completion_tokens_total), 2],
-  ["Running", (m) => m.running_requests, 0],
-  ["Waiting in line", (m) => m.waiting_requests, 0],
   ["Answers", (m) => m.requests_total, 0],
   ["Turned away", (m) => m.refused_total, 0],
-  ["Mean seconds an answer", (m) => ratio(m.request_seconds_sum, m.request_seconds_count), 2],
-  ["Mean seconds to the first block", (m) => ratio(m.first_block_seconds_sum, m.first_block_seconds_count), 2],
-  ["Prompt tokens from the cache", (m) => ratio(100 * m.cached_tokens_total, m.prompt_tokens_total), 1, "%"],
+  ["Seconds an answer, mean", (m) => ratio(m.request_seconds_sum, m.request_seconds_count), 2],
+  ["Seconds to the first block, mean", (m) => ratio(m.first_block_seconds_sum, m.first_block_seconds_count), 2],
+  ["Rows a token", (m) => ratio(m.rows_total, m.completion_tokens_total), 2],
+  ["Tokens answered", (m) => m.completion_tokens_total, 0],
 ];
 const SHOWN = new Set([
   "completion_tokens_total",
@@ -44,17 +61,33 @@ const SHOWN = new Set([
   "first_block_seconds_count",
   "cached_tokens_total",
   "prompt_tokens_total",
+  "proposals_total",
+  "stood_total",
+  "resident_bytes",
+  "cache_bytes",
 ]);
+
+const percent = (part, whole) => ratio(100 * part, whole);
+const of = (metrics, name) => `of ${figure(metrics[name])} ${name.replace("_total", "").replace("_", " ")}`;
 
 export class Numbers {
   constructor(app) {
     this.app = app;
-    this.values = TILES.map(() => el("dd", {}, "–"));
+    this.tiles = [...LEAD, ...TILES].map(([label, read, digits, unit = "", about]) => ({
+      label,
+      read: (...given) => said(read(...given), digits, unit),
+      about,
+      value: el("dd", {}, "–"),
+      note: about ? el("dd", { class: "more" }) : null,
+    }));
     this.curve = svg("polyline", { class: "curve", points: "" });
+    this.under = svg("polygon", { class: "under", points: "" });
     this.top = el("span", { class: "mono" });
     this.rest = el("tbody");
     this.speeds = [];
-    const tiles = TILES.map(([label], i) => el("div", { class: "tile" }, el("dt", {}, label), this.values[i]));
+    const [lead, tiles] = [this.tiles.slice(0, LEAD.length), this.tiles.slice(LEAD.length)].map((some) =>
+      some.map(({ label, value, note }) => el("div", { class: "tile" }, el("dt", {}, label), value, note)),
+    );
     this.node = el(
       "div",
       { class: "view" },
@@ -70,7 +103,7 @@ export class Numbers {
           ". Read every two seconds while this view is open.",
         ),
       ),
-      el("dl", { class: "tiles" }, tiles),
+      el("dl", { class: "tiles spread lead-tiles" }, lead),
       el(
         "div",
         { class: "card" },
@@ -84,9 +117,17 @@ export class Numbers {
             role: "img",
             "aria-label": "Tokens a second over the last three minutes",
           },
+          this.under,
           this.curve,
         ),
+        el(
+          "div",
+          { class: "row chart-foot" },
+          el("span", {}, "three minutes ago"),
+          el("span", { class: "push" }, "now"),
+        ),
       ),
+      el("dl", { class: "tiles spread" }, tiles),
       el(
         "details",
         { class: "card" },
@@ -117,10 +158,10 @@ export class Numbers {
     const change =
       this.last && Object.fromEntries(Object.keys(now).map((name) => [name, now[name] - (this.last[name] ?? 0)]));
     const seconds = (at - this.at) / 1000;
-    TILES.forEach(([, read, digits, unit], i) => {
-      const text = figure(read(now, change, seconds), digits);
-      this.values[i].textContent = text === "–" ? text : text + (unit ?? "");
-    });
+    for (const { value, note, read, about } of this.tiles) {
+      value.textContent = read(now, change, seconds);
+      if (note) note.textContent = about(now);
+    }
     if (change) this._draw(Math.max(0, change.completion_tokens_total / seconds));
     this.rest.replaceChildren(
       ...Object.keys(now)
@@ -141,11 +182,15 @@ export class Numbers {
   _draw(speed) {
     this.speeds = [...this.speeds, speed].slice(-KEPT);
     const top = Math.max(10, ...this.speeds);
-    this.top.textContent = `highest ${figure(top, 0)}`;
+    this.top.textContent = `top of the scale: ${figure(top, 0)}`;
     const x = (i) => 600 - (this.speeds.length - 1 - i) * (600 / (KEPT - 1));
-    this.curve.setAttribute(
-      "points",
-      this.speeds.map((value, i) => `${x(i).toFixed(1)},${(116 - (value / top) * 108).toFixed(1)}`).join(" "),
-    );
+    const points = this.speeds.map((value, i) => `${x(i).toFixed(1)},${(116 - (value / top) * 108).toFixed(1)}`);
+    this.curve.setAttribute("points", points.join(" "));
+    this.under.setAttribute("points", [`${x(0).toFixed(1)},118`, ...points, "600,118"].join(" "));
   }
 }
+
+const said = (value, digits, unit) => {
+  const text = figure(value, digits);
+  return text === "–" ? text : text + unit;
+};

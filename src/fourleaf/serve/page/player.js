@@ -1,6 +1,7 @@
 // Plays finished answers again: every lane on the same clock, each change at the time at which it came.
 
 import { button, choice, el, isStill } from "./dom.js";
+import { Track } from "./track.js";
 
 const SPEEDS = [1, 2, 4, 8, 16, 32, 64];
 const LASTS = 9000; // ms that a replay takes by default, where the answer was quicker
@@ -36,8 +37,21 @@ export class Player {
     });
     this.clock = el("span", { class: "clock" });
     this.speed = el("span");
-    const line = el("div", { class: "row" }, this.toggle, back, on, this.range, this.clock, this.speed);
-    this.node = el("div", { class: "card player", hidden: true, role: "group", "aria-label": "Replay" }, line);
+    this.track = new Track();
+    const words = "A bar is a pass, a round or a step, as high as the tokens that it decided.";
+    this.node = el(
+      "div",
+      { class: "card player", hidden: true, role: "group", "aria-label": "Replay" },
+      el("div", { class: "track-range" }, this.track.node, this.range),
+      el(
+        "div",
+        { class: "row" },
+        el("div", { class: "row keys" }, this.toggle, back, on),
+        this.clock,
+        el("span", { class: "track-words" }, words),
+        el("span", { class: "push" }, this.speed),
+      ),
+    );
   }
 
   load(playbacks) {
@@ -46,6 +60,7 @@ export class Player {
     this.slow = slowingFor(this.duration);
     const options = SPEEDS.map((slow) => [String(slow), slow === 1 ? "real time" : `slowed ${slow}×`]);
     this.speed.replaceChildren(choice("Speed", options, String(this.slow), (value) => (this.slow = Number(value))));
+    this.track.load(playbacks, this.duration);
     this.node.hidden = false;
     this.seek(this.duration);
   }
@@ -60,6 +75,7 @@ export class Player {
     this.time = Math.min(this.duration, Math.max(0, time));
     this.lanes.forEach((lane, index) => this.show(index, lane.countAt(this.time), this.time));
     this.range.value = Math.round((this.time / this.duration) * 1000);
+    this.track.seek(this.time / this.duration);
     this.range.setAttribute("aria-valuetext", `${(this.time / 1000).toFixed(2)} seconds`);
     this.clock.textContent = `${(this.time / 1000).toFixed(2)} / ${(this.duration / 1000).toFixed(2)} s`;
   }

@@ -90,6 +90,7 @@ export class Watch {
       lane.head.append(el("span", { class: "push" }, pick));
       this._mode(index, this.modes[index]);
     });
+    this.place = el("div", { class: "player-place" }, this.player.node); // keeps its room, so that nothing jumps
     this.lanesNode = el(
       "div",
       { class: "lanes" },
@@ -100,7 +101,7 @@ export class Watch {
       { class: "view" },
       el(
         "div",
-        {},
+        { class: "intro" },
         el("h2", {}, "Watch a block being written"),
         el(
           "p",
@@ -124,8 +125,8 @@ export class Watch {
         ),
       ),
       this.verdict,
+      this.place,
       this.lanesNode,
-      this.player.node,
       el("div", { class: "row" }, legend(), el("span", { class: "push" }, this.save)),
     );
     this._raced(this.isRacing);
@@ -141,6 +142,7 @@ export class Watch {
     };
     this.lanes[index].title.textContent = names[mode] ?? mode;
     this.lanes[index].view.label = names[mode] ?? mode;
+    if (!this.lanes[index].reel) this.lanes[index].invite(mode);
   }
 
   _raced(isRacing) {
@@ -163,7 +165,7 @@ export class Watch {
     for (const lane of this.lanes) lane.clear();
     this.verdict.textContent = "";
     this.node.classList.add("asked");
-    if (innerWidth <= 700) this.lanesNode.scrollIntoView({ behavior: isStill() ? "auto" : "smooth" });
+    if (innerWidth <= 700) this.place.scrollIntoView({ behavior: isStill() ? "auto" : "smooth" });
     const start = (lane, index) =>
       lane.run(this._body(said, index), this.abort.signal, (name, data) => {
         if (index === 0) this.app.heard(name, data);
