@@ -150,19 +150,17 @@ def train_cabin(
     """Trains the bundled model, or goes on where the run in `out` stands, and writes `out`/model.
 
     A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and with
-    CONTINUED_STAGES. Without `minutes` and `steps` a run keeps the budget that it was started with, and a
-    new one has 30 minutes; the same goes for `judgements` and `puzzles`, the shares of the tokens that are question
-    sheets and Sudoku grids, which are 0 in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where
-    `out` holds a run that `resume` or the settings forbid to go on with, or where `start` holds a model of another
-    shape, CheckpointError where either is broken.
+    CONTINUED_STAGES. Without `minutes` and `steps` a run keeps the budget that it was started with, and a new one has
+    30 minutes; so do `judgements` and `puzzles`, the shares of the tokens that are question sheets and Sudoku grids, 0
+    in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that `resume` or the
+    settings forbid to go on with, or `start` a model of another shape, CheckpointError where either is broken.
     """
     folder = RunFolder(out)
     if not resume and folder.checkpoint.exists():
         raise ConfigError(f"{out} holds a run; go on with it or choose another folder")
     if minutes is None and steps is None:
         minutes, steps = _own_budget(folder)
-    judgements = _own_share(folder, "judgements") if judgements is None else judgements
-    puzzles = _own_share(folder, "puzzles") if puzzles is None else puzzles
+    judgements, puzzles = _own_share(folder, "judgements", judgements), _own_share(folder, "puzzles", puzzles)
     shares = {"judgements": judgements, "puzzles": puzzles}
     config = TrainConfig(
         stages=own_stages(folder, start),
@@ -191,12 +189,15 @@ def train_cabin(
     )
     if not trainer.resume() and start is not None:
         trainer.begin_with(load_model(start), start)
+    return _save(_trained(trainer, compiled), tokenizer, template, out / "model")
+
+
+def _trained(trainer: Trainer, compiled: bool) -> Transformer:
     use_compiled(compiled)
     try:
-        model = trainer.run()
+        return trainer.run()
     finally:
         use_compiled(False)
-    return _save(model, tokenizer, template, out / "model")
 
 
 def _save(model: Transformer, tokenizer: Tokenizer, template: str, folder: Path) -> Path:
@@ -225,10 +226,10 @@ def own_stages(folder: RunFolder, start: Path | None) -> tuple[Stage, ...]:
     return tuple(Stage(**stage | {"curriculum": tuple(map(tuple, stage["curriculum"]))}) for stage in stages)
 
 
-def _own_share(folder: RunFolder, name: str) -> float:
-    """The share that the run in the folder was started with; 0 for a new one."""
-    snapshot = folder.load()
-    return 0.0 if snapshot is None else snapshot.settings.get(name, 0.0)
+def _own_share(folder: RunFolder, name: str, given: float | None) -> float:
+    """The share that is given, or else that the run in the folder was started with; 0 for a new one."""
+    snapshot = None if given is not None else folder.load()
+    return given or (0.0 if snapshot is None else snapshot.settings.get(name, 0.0))
 
 
 def _own_tokenizer(
