@@ -191,9 +191,9 @@ async def poison(url: str, model: str, report: Report, until: float) -> None:
     async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=300) as http:
         while time.monotonic() < until:
             for name, path, body, deserved in poisons(model):
-                sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+                sent = body if isinstance(body, bytes) else json.dumps(body).encode()
                 try:
-                    status = (await http.post(path, **sent)).status_code
+                    status = (await http.post(path, content=sent)).status_code
                 except httpx2.TransportError:  # the server may hang up on a body that it does not want
                     status = 413 if name == "too large" else 0
                 if status not in (*deserved, 429) and report.stopped_at == float("inf"):

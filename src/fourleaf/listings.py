@@ -56,7 +56,10 @@ def show(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine has, and check on a small random model that the engine works here. Takes seconds."""
+    """Say what this machine has, and check on a small random model that the engine works here. Takes seconds.
+
+    Example: fourleaf doctor --json
+    """
     from fourleaf.measure.doctor import main_doctor
 
     if not main_doctor(as_json=as_json, out=sys.stdout):

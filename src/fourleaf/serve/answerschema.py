@@ -356,7 +356,7 @@ def _events() -> dict[str, Schema]:
     """`/v1/chat/events`: each event's name and data."""
     commit: dict[str, Any] = {"position": COUNT, "tokens": COUNT, "cells": array(STRING)}
     commit |= {"content": STRING, "reasoning": STRING}
-    cell = {"type": "array", "prefixItems": [COUNT, or_null(STRING)], "minItems": 2, "maxItems": 2}
+    cell = array(any_of(COUNT, STRING, NULL), minItems=2, maxItems=2)  # row, text
     frame = {"block": COUNT, "pass": COUNT, "position": COUNT, "rows": COUNT, "cells": array(cell)}
     events = {
         "start": told({"id": STRING, "model": STRING, "mode": STRING, "prompt_tokens": COUNT}),

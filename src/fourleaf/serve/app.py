@@ -32,7 +32,6 @@ from fourleaf.serve.server import Server
 from fourleaf.serve.settings import Settings
 from fourleaf.serve.systemone import decision_models, systemone
 from fourleaf.serve.tokens import detokenize, tokenize, tokenizer_info
-from fourleaf.serve.tokens import detokenize, tokenize, tokenizer_info
 
 # The framework's own spans and logs would carry bodies and exceptions' texts to whatever collector the process has.
 QUIET: TelemetryConfig = {
@@ -114,9 +113,6 @@ def create_app(
     keyed.add_api_route("/tokenizer_info", about.tokenizer, methods=["GET"])
     for path, endpoint in (("/tokenize", tokenize), ("/detokenize", detokenize)):
         keyed.add_api_route(path, _bound(endpoint, server), methods=["POST"], response_model=None)
-    keyed.add_api_route("/tokenizer_info", about.tokenizer, methods=["GET"])
-    for path, endpoint in (("/tokenize", tokenize), ("/detokenize", detokenize)):
-        keyed.add_api_route(path, _bound(endpoint, server), methods=["POST"], response_model=None)
     for path, endpoint in ENDPOINTS.items():
         api.add_api_route(path, _bound(endpoint, server), methods=["POST"], response_model=None)
     keyed.include_router(api)
@@ -163,9 +159,6 @@ class _About:
         found = [server.find(name) for name in names]
         documents = [capabilities.document(one.engine, fixed_tools=one.fixed_tools is not None) for one in found]
         return JSONResponse({"object": "list", "data": documents} if model is None else documents[0])
-
-    async def tokenizer(self, model: str | None = None) -> JSONResponse:
-        return JSONResponse(tokenizer_info(self._server, model))
 
     async def tokenizer(self, model: str | None = None) -> JSONResponse:
         return JSONResponse(tokenizer_info(self._server, model))

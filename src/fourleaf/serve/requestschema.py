@@ -101,7 +101,6 @@ def _infill() -> dict[str, Schema]:
         "prompt": or_null(STRING | {"minLength": 1}) | {"description": "This or messages."},
         "messages": or_null(array(ref("ChatMessage"), minItems=1)),
         "response_format": or_null(ref("ResponseFormat")),
-        "stop": NULL,
         "mode": one_of(*FIXED_MODES, None),
     }
 
