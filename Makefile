@@ -10,6 +10,8 @@ PIP_ARGS ?=
 # Set on the command line alone: some shells export a HOST of their own, and the server must not listen there.
 HOST     := 127.0.0.1
 PORT     := 8000
+# Seed of the groups that decisions are scored on: one that nobody has seen.
+DRAW     := 61530
 # More words for the command behind a target: `make train ARGS="--minutes 20"`.
 ARGS     :=
 
@@ -21,7 +23,7 @@ CLIENTS := $(patsubst tests/clients/%/requirements.txt,%,$(wildcard tests/client
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train eval bench figures soak clients test lint format check clean distclean
+.PHONY: help run train eval bench figures judgements soak clients test lint format check clean distclean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +44,17 @@ figures: $(VENV)/.installed-bench  ## Measure all of it, drafting held against a
 	$(BIN)/fourleaf bench --set patterns --set copying --set random --profile --verify 1000 --json docs/runs/bench.json $(ARGS)
 	$(BIN)/python scripts/performance.py docs/runs/bench.json
 	$(BIN)/python scripts/prefix_hits.py --json docs/runs/prefix.json
+
+# Two processes share the parts of the set; copies are held against the coupled groups, so these stay together.
+judgements: $(VENV)/.installed-run  ## Calibrate the bundled model, score its decisions, write docs/decisions-benchmark.md (DRAW=seed)
+	mkdir -p build && rm -f build/judgements-*.json
+	$(BIN)/fourleaf calibrate src/fourleaf/models/cabin --threads 2 --picture docs/runs/calibration.svg
+	$(BIN)/fourleaf eval judgements --draw $(DRAW) --threads 1 --set coupled,copy --json build/judgements-a.json $(ARGS) & \
+	$(BIN)/fourleaf eval judgements --draw $(DRAW) --threads 1 --set control,twin,unknowable,ninth --json build/judgements-b.json $(ARGS); \
+	$(BIN)/fourleaf eval sudoku --threads 1 --json build/judgements-d.json; wait
+	$(BIN)/python scripts/decision_latency.py --threads 2 --json build/judgements-c.json
+	$(BIN)/python scripts/judgements_page.py build/judgements-a.json build/judgements-b.json \
+	  --latency build/judgements-c.json --sudoku build/judgements-d.json
 
 soak: $(VENV)/.installed-all  ## Constrained answers and mixed requests by the thousand (hours; ARGS="--share 0.1")
 	$(BIN)/python scripts/soak_grammar.py $(ARGS)

@@ -7,21 +7,22 @@
     fourleaf eval sudoku --json d.json
     python scripts/judgements_page.py a.json b.json --latency c.json --sudoku d.json
 
-Each table goes between its two markers, and two pictures beside the page. All of a set's parts must come from the same
-weights and the same seed. Tables that nothing was measured for stay as they are.
+`make judgements` is all of it, for the bundled model. Each table goes between its two markers, and two pictures into
+`runs` beside the page. All of a set's parts must come from the same weights and the same seed. Tables that nothing was
+measured for stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fourleaf.measure.judged import BASE_ARM, FREE_ARMS, MODEL_ARMS, ORDER_ARM, RULED_ARMS
+from fourleaf.measure.marks import filled, markdown
 from fourleaf.measure.pictures import bars, reliability
 from fourleaf.measure.reliability import Bin, Reliability
 
@@ -30,13 +31,9 @@ ONCE, DENOISED = "joint, 1 pass", "joint, denoised"
 SHOWN = (BASE_ARM, ONCE, DENOISED)  # where a table has no room for all
 ARMS = (*MODEL_ARMS, *RULED_ARMS, *FREE_ARMS)
 RELIABILITY = "![Share right against confidence](runs/judgements-reliability.svg)"
+FITTED = "![The same before and after the fit, on half of the groups to fit on](runs/calibration.svg)"
 SAME = ("weights_sha256", "draw", "limit", "calibration")
 Found = dict[str, Any]
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
 def share(found: Found | None) -> str:
@@ -232,18 +229,6 @@ def pictures(found: Found) -> dict[str, str]:
     }
 
 
-def filled(page: str, made: dict[str, str]) -> str:
-    """The page with every section's text between its markers. Exits where the page has no such marker."""
-    for name, text in made.items():
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if not pattern.search(page):
-            sys.exit(f"the page has no {begin} ... {end}")
-        whole = f"{begin}\n{text}\n{end}"
-        page = pattern.sub(lambda _, whole=whole: whole, page)
-    return page
-
-
 def _beside(found: Found, file: Path | None) -> Found | None:
     """A file about the same weights. Exits where it is of others."""
     document = json.loads(file.read_text(encoding="utf-8")) if file else None
@@ -263,6 +248,8 @@ def main() -> None:
     found = merged(asked.files)
     timed, solved = (_beside(found, file) for file in (asked.latency, asked.sudoku))
     made = sections(found, timed, solved)
+    if "reliability" in made and (asked.page.parent / "runs" / "calibration.svg").is_file():
+        made["reliability"] += f"\n\n{FITTED}"
     asked.page.write_text(filled(asked.page.read_text(encoding="utf-8"), made), encoding="utf-8")
     for name, text in pictures(found).items() if "coupled" in found["parts"] else ():
         folder = asked.page.parent / "runs"
