@@ -38,7 +38,7 @@ IMPORTED = memory()
 import numpy as np  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from fourleaf.checkpoint.footprint import stored_bytes  # noqa: E402
+from fourleaf.checkpoint.footprint import TOKEN_BYTES, stored_bytes  # noqa: E402
 from fourleaf.checkpoint.names import own_shapes  # noqa: E402
 from fourleaf.checkpoint.plan import GIB, plan  # noqa: E402
 from fourleaf.checkpoint.quantised import KEY, load_checkpoint  # noqa: E402
@@ -248,6 +248,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     found["predicted"] = plan(
         folder, memory=24 * GIB, context=options.prompt + BLOCK, batch=1, dtype="bfloat16"
     ).document()
+    found["tokenizer"] = TOKEN_BYTES * config.vocab_size  # planned for, and not loaded here
     drop_from_cache(folder)
     reset_peak()
     started = time.perf_counter()
@@ -278,6 +279,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         cells = [f"{stage['first_s']:.3f}", later, str(stage["rows"]), f"{stage['experts']:.1f}"]
         rows.append([name, *cells, *sizes, f"{held['major_faults']:,}"])
     held, asked = found["memory"], found["predicted"]["bytes"]
+    planned = asked["anonymous"] - found["tokenizer"]
     even = ", ".join(f"{value:.2f} with {kind}" for kind, value in found["break_even_tpf"].items())
     return [
         f"{found['parameters'] / 1e9:.2f}B parameters, {found['file_bytes'] / GIB:.2f} GiB of files; written in "
@@ -286,7 +288,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         "",
         *table(rows),
         "",
-        f"anonymous {held['anonymous'] / GIB:.2f} GiB (planned {asked['anonymous'] / GIB:.2f}), mapped "
+        f"anonymous {held['anonymous'] / GIB:.2f} GiB (planned {planned / GIB:.2f} without a tokenizer), mapped "
         f"{held['mapped'] / GIB:.2f} GiB (planned up to {asked['mapped'] / GIB:.2f}), at most "
         f"{held['peak'] / GIB:.2f} GiB together; {held['major_faults']:,} major faults; "
         f"{held['swapped'] / GIB:.2f} GiB swapped",

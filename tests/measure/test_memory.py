@@ -32,6 +32,15 @@ def test_a_tensor_is_anonymous_and_a_file_mapped(tmp_path):
     assert held.sum() > 0
 
 
+def test_pages_mapped_from_nothing_are_its_own():
+    before = memory()
+    with mmap.mmap(-1, 30 * MB) as pages:
+        pages.write(bytes(30 * MB))
+        after = memory() - before
+    assert 25 * MB < after.anonymous < 75 * MB  # the bytes that were written too, perhaps
+    assert after.mapped < 10 * MB
+
+
 def test_the_peak_counts_what_is_gone_until_it_is_reset():
     reset_peak()
     before = memory()

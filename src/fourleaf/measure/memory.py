@@ -16,9 +16,10 @@ _PEAK_RESET = Path("/proc/self/clear_refs")
 class Memory:
     """Bytes, and faults counted from the start of the process.
 
-    anonymous: memory of its own (RssAnon), which only swap could take away. mapped: pages of files (RssFile), which the
-    system takes back when it needs them and reads again. swapped: what it has put out (VmSwap). peak: the most that
-    both were together since `reset_peak` (VmHWM). major_faults: pages that had to come from the disk.
+    anonymous: memory of its own (RssAnon, and RssShmem where the engine's pages lie), which only swap could take
+    away. mapped: pages of files (RssFile), which the system takes back when it needs them and reads again. swapped:
+    what it has put out (VmSwap). peak: the most that both were together since `reset_peak` (VmHWM). major_faults:
+    pages that had to come from the disk.
     """
 
     anonymous: int
@@ -47,10 +48,10 @@ def memory() -> Memory:
     if not _STATUS.is_file():
         raise ConfigError("memory is measured through /proc, which this system does not have")
     fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines())
-    anonymous, mapped, swapped, peak = (
-        int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "VmSwap", "VmHWM")
+    own, shared, mapped, swapped, peak = (
+        int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "RssFile", "VmSwap", "VmHWM")
     )
-    return Memory(anonymous, mapped, swapped, peak, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
+    return Memory(own + shared, mapped, swapped, peak, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
 
 
 def reset_peak() -> None:

@@ -1,0 +1,17 @@
+"""The C library's heap: what it holds although nobody uses it."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+def trim() -> bool:
+    """Gives back to the system what was freed and lies between what is alive. -> whether the library can (glibc).
+
+    Arranging packed weights for their product takes and frees a third of their size again, in pieces that nothing of
+    the same size will ever ask for. Takes milliseconds; what is used next is touched anew, so it is for ends of work.
+    """
+    try:
+        return ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0)) in (0, 1)
+    except (OSError, AttributeError, TypeError):
+        return False
