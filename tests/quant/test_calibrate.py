@@ -1,12 +1,16 @@
-"""Calibrated levels beat the nearest ones where inputs are correlated, and are the nearest where they are not."""
+"""Calibrated levels beat the nearest ones where inputs are correlated, and are the nearest where they are not.
+
+Most tests hold the grid to the full range of each group, so that levels can be compared with those of `quantise`.
+"""
 
 import pytest
 import torch
 from torch import Tensor
 
 from fourleaf.quant import calibrate as calibration
+from fourleaf.quant import trial
 from fourleaf.quant.calibrate import calibrate, solve
-from fourleaf.quant.int4 import Int4Config, Packed, dequantise, quantise
+from fourleaf.quant.int4 import Int4Config, Packed, dequantise, grid, quantise
 from fourleaf.quant.linear import is_quantised
 
 SCHEMES = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
@@ -27,13 +31,18 @@ def weights(outputs: int, width: int, seed: int = 0) -> Tensor:
     return torch.randn(outputs, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.fixture
+def full_range(monkeypatch):
+    monkeypatch.setattr(trial, "SHARES", (1.0,))
+
+
 def error(packed: Packed, weight: Tensor, x: Tensor) -> float:
     return float((x @ (weight - dequantise(packed, torch.float64)).T).square().sum())
 
 
 @SCHEMES
 @WIDTHS
-def test_the_output_error_is_below_that_of_the_nearest_levels(width, symmetric):
+def test_the_output_error_is_below_that_of_the_nearest_levels(width, symmetric, full_range):
     config = Int4Config(group_size=32, symmetric=symmetric)
     weight, seen = weights(24, width), correlated(400, width, 1)
     found, nearest = solve(weight, seen.T @ seen, config), quantise(weight, config)
@@ -43,9 +52,35 @@ def test_the_output_error_is_below_that_of_the_nearest_levels(width, symmetric):
 
 @SCHEMES
 @WIDTHS
+def test_steps_found_by_trial_move_no_group_further_and_some_less(width, symmetric):
+    config, activity = Int4Config(group_size=32, symmetric=symmetric), torch.linspace(0.1, 9, width).double()
+    weight = weights(24, width)
+    scales, zeros = trial.grid_by_trial(weight, activity, config)
+    found = trial._errors(weight, activity, scales, zeros, config)
+    full = trial._errors(weight, activity, *grid(weight, config), config)
+    assert bool((found <= full).all())
+    assert float((found < full).double().mean()) > 0.3
+    plainly = (weight - dequantise(quantise(weight, config), torch.float64)).square() * activity
+    assert float(full.sum()) == pytest.approx(float(plainly.sum()), rel=1e-9)
+
+
+def test_the_steps_of_a_calibrated_matrix_are_those_found_by_trial():
+    config, weight, x = Int4Config(group_size=32), weights(24, 96), correlated(400, 96, 1)
+    hessian = x.T @ x
+    scales, zeros = trial.grid_by_trial(weight, hessian.diagonal(), config)
+    found = solve(weight, hessian, config)
+    assert found.zeros is not None
+    assert zeros is not None
+    assert torch.equal(found.scales, scales)
+    assert torch.equal(found.zeros, zeros)
+    assert error(found, weight, x) < 0.5 * error(quantise(weight, config), weight, x)
+
+
+@SCHEMES
+@WIDTHS
 @pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_with_an_identity_hessian_it_is_round_to_nearest(dtype, size, width, symmetric):
+def test_with_an_identity_hessian_it_is_round_to_nearest(dtype, size, width, symmetric, full_range):
     config = Int4Config(group_size=32, symmetric=symmetric)
     weight = weights(9, width).to(dtype)
     found, nearest = solve(weight, size * torch.eye(width), config), quantise(weight, config)
@@ -57,7 +92,7 @@ def test_without_a_row_it_is_round_to_nearest():
     assert torch.equal(solve(weight, torch.zeros(70, 70), Int4Config()).values, quantise(weight, Int4Config()).values)
 
 
-def test_columns_that_no_row_uses_are_rounded_to_nearest_and_owe_nothing():
+def test_columns_that_no_row_uses_are_rounded_to_nearest_and_owe_nothing(full_range):
     weight, x = weights(7, 64), correlated(300, 64, 2)
     x[:, 10:20] = 0.0
     found, nearest = solve(weight, x.T @ x, Int4Config()), quantise(weight, Int4Config())
@@ -65,7 +100,7 @@ def test_columns_that_no_row_uses_are_rounded_to_nearest_and_owe_nothing():
     assert error(found, weight, x) < error(nearest, weight, x)
 
 
-def test_it_is_the_update_of_optimal_brain_surgeon():
+def test_it_is_the_update_of_optimal_brain_surgeon(full_range):
     """Column by column on the inverse itself, which loses a row and column each time: no Cholesky, no blocks."""
     config, width = Int4Config(group_size=32), 45
     weight, x = weights(6, width), correlated(200, width, 3)
@@ -116,3 +151,12 @@ def test_a_calibrated_model_answers_more_like_the_original(moe, make_model, make
 
     for rows in (slice(0, 98), slice(98, None)):  # clean rows, and canvas rows
         assert off(ours, rows) < off(theirs, rows)
+
+
+def test_plain_layers_are_left_as_they_are(make_model, make_work):
+    model, original = make_model(), make_model()
+    packed = calibrate(model, [make_work((40, 9), (33, 20))], Int4Config(group_size=32, plain_layers=2))
+    assert {name.split(".")[2] for name in packed} == {"2"}
+    for name, tensor in original.named_tensors():
+        if name not in packed:
+            assert torch.equal(model.get_parameter(name), tensor)

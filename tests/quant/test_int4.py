@@ -146,6 +146,7 @@ def test_a_config_is_read_as_it_was_written():
         ({"scheme": "int3"}, "scheme 'int3'; this release of Fourleaf reads scheme 'int4'"),
         ({"version": 2}, "version 2; this release of Fourleaf reads version 1"),
         ({"group_size": 48}, "group_size is 48; it must be one of 32, 64, 128"),
+        ({"plain_layers": -1}, "plain_layers is -1; it must be a whole number from 0"),
         ({"scale_dtype": "float8"}, "scale_dtype is 'float8'"),
         ({"rotated": True}, "'rotated', unknown in version 1"),
     ],

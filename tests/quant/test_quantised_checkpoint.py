@@ -102,6 +102,27 @@ def test_a_folder_of_another_architecture_is_quantised_under_our_names(family, t
     torch.testing.assert_close(found.head(found(work)[0]), model.head(model(work)[0]), rtol=0, atol=1e-4)
 
 
+@torch.inference_mode()
+def test_plain_layers_come_back_bit_for_bit(tmp_path, checkpoint):
+    source, config = checkpoint(), Int4Config(group_size=32, plain_layers=1)
+    sizes = quantise_checkpoint(source, tmp_path / "int4", config)
+    wanted, found = load_model(source), load_checkpoint(tmp_path / "int4")
+    kept = dict(found.named_tensors())
+    first = {n: t for n, t in wanted.named_tensors() if n.startswith("model.layers.0.")}
+    assert any(is_quantised(name) for name in first)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in first.items())
+    assert sizes.num_quantised == sum(t.numel() for n, t in wanted.named_tensors() if is_quantised(n, 1))
+    work = Work(torch.arange(20), Segments([20]), [0])
+    every = load_checkpoint(quantise_all(source, tmp_path / "every"))
+    truth, ours, theirs = (m.head(m(work)[0]) for m in (wanted, found, every))
+    assert (ours - truth).abs().mean() < (theirs - truth).abs().mean()
+
+
+def quantise_all(source: Path, target: Path) -> Path:
+    quantise_checkpoint(source, target, Int4Config(group_size=32))
+    return target
+
+
 def test_the_configuration_says_how_it_was_quantised(tmp_path, checkpoint):
     source = checkpoint()
     raw = json.loads((source / CONFIG).read_text())
@@ -171,14 +192,14 @@ def test_the_command_says_what_became_of_the_weights(tmp_path, checkpoint, capsy
     assert printed[1].startswith(f"{sizes[0]:,.1f} MB before, {sizes[1]:,.1f} MB after")
     assert printed[2] == str(target)
     config = Int4Config.from_dict(json.loads((target / CONFIG).read_text())[KEY])
-    assert config == Int4Config(group_size=32, symmetric=True)
+    assert config == Int4Config(group_size=32, symmetric=True, plain_layers=1)
 
 
 @PACKED_OR_NOT
 def test_the_bundled_model_quantised_answers_in_both_modes(most_unpacked, bundled_quantised, monkeypatch):
     monkeypatch.setattr(backends, "MOST_UNPACKED", most_unpacked)
     sizes = [(folder / WEIGHTS).stat().st_size for folder in (bundled_quantised, bundled_path())]
-    assert sizes[0] < 0.45 * sizes[1]
+    assert sizes[0] < 0.55 * sizes[1]  # embeddings, head and the first layer stay
     ours, theirs = (Engine.load(path) for path in (bundled_quantised, bundled_path()))
     said = ["open the sunroof", "call Sunniva", "set the temperature to 21 degrees"]
     prompts = [ours.chat.render([{"role": "user", "content": text}]) for text in said]

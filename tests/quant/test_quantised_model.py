@@ -26,6 +26,17 @@ def draw(count: int, seed: int) -> Tensor:
     return torch.randint(2, 61, (count,), generator=torch.Generator().manual_seed(seed))
 
 
+def test_plain_layers_keep_their_linears_and_pack_their_experts():
+    for name, plain, packed in (
+        ("model.layers.0.mlp.down_proj.weight", 1, False),
+        ("model.layers.1.mlp.down_proj.weight", 1, True),
+        ("model.layers.10.self_attn.q_proj.weight", 2, True),
+        ("model.layers.0.mlp.experts.down_proj", 1, True),
+        ("lm_head.weight", 0, False),
+    ):
+        assert is_quantised(name, plain) is packed
+
+
 def test_what_is_quantised_is_the_matrices_of_the_layers_and_nothing_else(make_model):
     names = {name for moe in (False, True) for name, _ in make_model(moe=moe, attention_bias=True).named_tensors()}
     taken = {name for name in names if is_quantised(name)}

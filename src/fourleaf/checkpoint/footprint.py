@@ -29,12 +29,11 @@ PARTS = ("embeddings", "attention", "GDN", "dense MLP", "experts", "shared exper
 WIDE = 4  # fp32, which norms, softmax, states and the delta rule are computed in at least
 # Beside the model: code that is loaded on first use, thread pools, and a tokenizer's tables for each of its tokens.
 # Measured on Linux with CPU builds of torch, above a process that has imported it (docs/memory.md).
-PROGRAM_BYTES, TOKEN_BYTES = 30 << 20, 900
+PROGRAM_BYTES, TOKEN_BYTES = 33 << 20, 900
 # onnxruntime with its libraries, and each of its sessions, one a quantised linear.
-RUNTIME_BYTES, SESSION_BYTES = 40 << 20, 85_000
-# What the allocator takes for what is alive in a forward, or kept by onnxruntime: pieces that it cannot use again add a
-# quarter. Of the rows that onnxruntime's sessions put out, each of its own size, it keeps about half. Measured.
-ALLOCATOR, KEPT_OUTPUTS = 1.25, 0.5
+RUNTIME_BYTES, SESSION_BYTES = 24 << 20, 85_000
+# What the allocator takes for what is alive in a forward: pieces that it cannot use again add a quarter. Measured.
+ALLOCATOR = 1.25
 # What the engine is made with (`engine.pages`, `engine.scheduler`, `engine.cache`, `engine.prefix`; a test compares):
 # positions in a page; rows of a forward at most; bytes of its prefix cache, and of these what snapshots may take; pages
 # between two snapshots at least.
@@ -71,19 +70,18 @@ def packed_bytes(shape: tuple[int, ...], scheme: Int4Config) -> int:
 
 def stored_bytes(name: str, shape: tuple[int, ...], dtype: torch.dtype, scheme: Int4Config | None) -> int:
     """One of our tensors in a file: packed where `scheme` packs it, else in `dtype`."""
-    return packed_bytes(shape, scheme) if scheme is not None and is_quantised(name) else num_bytes(shape, dtype)
+    is_packed = scheme is not None and is_quantised(name, scheme.plain_layers)
+    return packed_bytes(shape, scheme) if is_packed else num_bytes(shape, dtype)
 
 
 class Weights(NamedTuple):
     """What weights take. anonymous: memory of the process's own. mapped: pages of the files, which the system may drop
-    and read again. copies: of these weights, in another order; anonymous. sessions: of onnxruntime; outputs: numbers
-    that they put out for a row."""
+    and read again. copies: of these weights, in another order; anonymous. sessions: of onnxruntime."""
 
     anonymous: int
     mapped: int
     copies: int
     sessions: int
-    outputs: int
 
 
 @dataclass(frozen=True)
@@ -113,12 +111,13 @@ class Footprint:
         """Unquantised weights are copied into the model. Quantised files stay mapped whole; what is not packed and not
         in the model's dtype is copied. Quantised linears of up to MOST_UNPACKED weights are unpacked; those above are
         copied into the order that onnxruntime's product wants, if it is here: half a byte a weight, and for each group
-        three numbers in fp32 (its scale, ours and theirs, and a sum) and a zero point of half a byte."""
-        anonymous = mapped = copies = sessions = outputs = packed = 0
+        four numbers in fp32 (its scale as we hand it over, as the session keeps it and in the product's order, and a
+        sum) and a zero point of half a byte. What arranging them took beside that goes back (`heap.trim`)."""
+        anonymous = mapped = copies = sessions = 0
         scheme, runtime = self.scheme, _has_runtime()
         for name, shape in self.shapes.items():
             size = math.prod(shape)
-            if scheme is None or not is_quantised(name):
+            if scheme is None or not is_quantised(name, scheme.plain_layers):
                 stored = self.dtypes.get(name, torch.bfloat16)
                 mapped += 0 if scheme is None else size * stored.itemsize
                 anonymous += 0 if scheme is not None and stored == self.dtype else size * self.item
@@ -130,9 +129,9 @@ class Footprint:
             if size <= MOST_UNPACKED:
                 copies += size * self.item
             elif runtime:
-                sessions, outputs = sessions + 1, outputs + shape[0]
-                packed += size // 2 + shape[0] * num_groups(shape[1], scheme.group_size) * (6 * WIDE + 1) // 2
-        return Weights(anonymous, mapped, copies + int(ALLOCATOR * packed), sessions, outputs)
+                sessions += 1
+                copies += size // 2 + shape[0] * num_groups(shape[1], scheme.group_size) * (8 * WIDE + 1) // 2
+        return Weights(anonymous, mapped, copies, sessions)
 
     def _is_joined(self, name: str) -> bool:
         return self.scheme is None and name.split(".")[-2] in _JOINED
@@ -182,27 +181,61 @@ class Footprint:
 
     def workspace(self, context: int, batch: int) -> int:
         """The widest forward: FORWARD_ROWS rows of prompts (all but the last block, of every sequence), or fewer where
-        there are no more; or a canvas and its logits, in the model's dtype and twice in fp32 (raw, and their softmax).
-        Beside it rotary tables, and the masks of prompts that take several forwards."""
-        config, rows = self.config, min(FORWARD_ROWS, max(1, context - self.answer_rows) * batch)
-        kinds = set(config.layer_types)
-        inner = [self._mlp()]
-        inner += [self._attention()] if "full_attention" in kinds else []
-        inner += [self._gdn()] if "linear_attention" in kinds else []
-        layer = rows * (2 * config.hidden_size * self.item + max(inner))
-        head = min(FORWARD_ROWS, batch * self.answer_rows) * config.vocab_size * (self.item + 2 * WIDE)
+        there are no more; or as many canvases as fit, which read all that lies before them; or their logits, in the
+        model's dtype and twice in fp32 (raw, and their softmax). Beside it rotary tables, masks, the recurrent states
+        as they were, which a forward keeps until it has succeeded, and a matrix that is unpacked."""
+        config, prompt = self.config, max(1, context - self.answer_rows)
+        together = min(batch, -(-FORWARD_ROWS // prompt) + 1)
+        rows, cells = min(FORWARD_ROWS, prompt * batch), self._cells(prompt, batch)
+        prefill = self._layer(rows, cells) + self._gathered(prompt, together, 0)
+        canvases = min(batch, max(1, FORWARD_ROWS // self.answer_rows))
+        rows = canvases * self.answer_rows
+        denoise = self._layer(rows, rows) + self._gathered(context, canvases, config.block_size or 0)
+        head = rows * config.vocab_size * (self.item + 2 * WIDE)
         positions = max(LEAST_KEPT, 1 << (context - 1).bit_length())
         turns = 2 * positions * config.head_dim * self.item if positions <= MOST_KEPT else 0
-        kept = int(KEPT_OUTPUTS * self.weights.outputs * rows * WIDE)
-        return int(ALLOCATOR * max(layer, head)) + self._masks(context) + kept + turns + self._unpacking()
+        states = self.recurrent() * canvases
+        return (
+            int(ALLOCATOR * max(prefill, denoise, head))
+            + self._masks(context, batch)
+            + states
+            + turns
+            + self._unpacking()
+        )
 
-    def _masks(self, context: int) -> int:
-        """Which keys the rows of a text's last forward see, where its first rows went through another: a truth value
-        and, inside the product, a number for each. Each forward's is larger than the one before and cannot take its
-        place, so that the allocator holds two of them (measured)."""
-        if context <= FORWARD_ROWS or "full_attention" not in self.config.layer_types:
+    def _cells(self, prompt: int, batch: int) -> int:
+        """Rows of prompts in a forward as mixers see them: those of several texts side by side, filled up to the
+        longest. Where texts are cut to fit a forward, they are of unequal length."""
+        if batch == 1 or prompt * batch <= FORWARD_ROWS:
+            return min(FORWARD_ROWS, prompt * batch)
+        return min(prompt * batch, FORWARD_ROWS + min(prompt, FORWARD_ROWS))
+
+    def _layer(self, rows: int, cells: int) -> int:
+        """The residual stream and its norm, and the widest of MLP and mixers."""
+        kinds = set(self.config.layer_types)
+        inner = [rows * self._mlp()]
+        inner += [cells * self._attention()] if "full_attention" in kinds else []
+        inner += [cells * self._gdn()] if "linear_attention" in kinds else []
+        return rows * 2 * self.config.hidden_size * self.item + max(inner)
+
+    def _gathered(self, keys: int, sequences: int, block: int) -> int:
+        """Keys and values of one attention layer that are copied for a forward: out of their pages where there are
+        several sequences (one is read in place), and once more in front of a canvas's own."""
+        if "full_attention" not in self.config.layer_types:
             return 0
-        return 2 * FORWARD_ROWS * context * (1 + self.item)
+        copies = (sequences > 1) + (block > 0)
+        numbers = 2 * self.config.num_key_value_heads * self.config.head_dim
+        return copies * sequences * (keys + block) * numbers * self.item
+
+    def _masks(self, context: int, batch: int) -> int:
+        """Which keys rows of a forward see whose texts began in one before: a truth value and, inside the product, a
+        number for each. Rows are filled up as in `_cells`. Of a text that takes several forwards each one's is larger
+        than the one before and cannot take its place, so that the allocator holds two of them (measured)."""
+        prompt = max(1, context - self.answer_rows)
+        if prompt * batch <= FORWARD_ROWS or "full_attention" not in self.config.layer_types:
+            return 0
+        rows = FORWARD_ROWS + min(prompt, FORWARD_ROWS)
+        return rows * context * (1 + self.item)
 
     def _attention(self) -> int:
         """A row: q, k, v (and gate) joined; q and k turned, and what is turned into them; outputs, and gated ones."""
@@ -222,11 +255,12 @@ class Footprint:
         return int((joined + 2 * config.conv_dim) * self.item + heads * rule * max(WIDE, self.item))
 
     def _mlp(self) -> int:
-        """A row: gate and up joined, their product, the output. Of a mixture: scores of all experts three times in
-        fp32, its S copies of the row before and after the experts and weighted, the shared expert's own."""
+        """A row: gate and up joined, their product, the output; SiLU(gate) beside gate where linears are packed. Of a
+        mixture: scores of all experts three times in fp32, its S copies of the row before and after the experts and
+        weighted, the shared expert's own."""
         config, dim = self.config, self.config.hidden_size
         if not config.num_experts:
-            return (3 * config.intermediate_size + dim) * self.item
+            return ((3 + (self.scheme is not None)) * config.intermediate_size + dim) * self.item
         copies = 3 * config.num_experts_per_tok * dim + 2 * dim + 3 * config.shared_expert_intermediate_size
         return copies * self.item + 3 * config.num_experts * WIDE
 

@@ -18,6 +18,7 @@ from fourleaf.checkpoint.disk import read_json
 from fourleaf.checkpoint.files import load_model
 from fourleaf.checkpoint.folder import CheckpointFolder
 from fourleaf.checkpoint.footprint import stored_bytes
+from fourleaf.checkpoint.heap import trim
 from fourleaf.checkpoint.shards import CONFIG, INDEX, SHARD_BYTES, Shards, ShardWriter, refuse_taken
 from fourleaf.errors import CheckpointError
 from fourleaf.model.config import ModelConfig
@@ -63,12 +64,13 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, choose: Ch
     stored = _Stored(folder)
     packed, rest = {}, {}
     for name, parameter in model.named_tensors():
-        if is_quantised(name):
+        if is_quantised(name, scheme.plain_layers):
             packed[name] = stored.take_packed(name, parameter.shape, scheme)
         else:
             rest[name] = stored.take(name, parameter.shape).to(dtype)
     stored.close()
     install(model, packed, choose)
+    trim()
     model.load_state_dict(rest, strict=False, assign=True)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -101,7 +103,7 @@ def quantise_checkpoint(
         for name in shapes:
             tensor = opened.tensor(name)
             bytes_before += tensor.nbytes
-            if not is_quantised(name):
+            if not is_quantised(name, config.plain_layers):
                 out.add(name, tensor)
                 num_kept, bytes_kept = num_kept + tensor.numel(), bytes_kept + tensor.nbytes
                 continue

@@ -8,8 +8,8 @@ in turn, and what rounding one of them did to the outputs is made good by those 
     q_j = nearest level of w_j        e = (w_j - q_j) / U_jj        w_k <- w_k - e U_jk     for all k after j
 
 Three choices of ours:
-  grid      steps and zero points are those of round-to-nearest, from the weights as they were. They cost no search, and
-            the files of both methods are read alike.
+  grid      steps and zero points come from the weights as they were, each group's the best of a few (`trial`). The
+            files of both methods are read alike.
   order     columns in falling order of H_jj, the most active first, while all others can still make up for them; ties
             in their own order. Steps are fixed beforehand, so the order leaves no trace in the file.
   damping   1% of the mean of H's diagonal is added to it. A column that no row ever used then neither gives nor takes,
@@ -33,8 +33,9 @@ from fourleaf.model.layers import Replacement
 from fourleaf.model.moe import Experts, by_expert
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Work
-from fourleaf.quant.int4 import SYMMETRIC_ZERO, Int4Config, Packed, grid, nearest, pack, quantise
+from fourleaf.quant.int4 import SYMMETRIC_ZERO, Int4Config, Packed, nearest, pack, quantise
 from fourleaf.quant.linear import install, is_quantised
+from fourleaf.quant.trial import grid_by_trial
 
 DAMPING = 0.01
 # Columns after which what they owe the rest is settled in one product; the result does not depend on it.
@@ -47,7 +48,7 @@ def calibrate(
     config: Int4Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Packed]:
-    """Packed weights by parameter name, for every parameter of `is_quantised`; `model` runs from them afterwards.
+    """Packed weights by parameter name, for every parameter that `config` packs; `model` runs from them afterwards.
 
     works: forwards without a state, as training makes them. `progress` is told (layers done, layers in all).
     Each layer runs twice on every work: once to see its inputs, once more, quantised, for the next layer's. In memory:
@@ -59,7 +60,7 @@ def calibrate(
     with torch.enable_grad():  # nothing wants a gradient; this is the path that calls linears as modules
         rows = [model.begin(work) for work in works]
         for index, layer in enumerate(model.model.layers):
-            watched = _watch(model, f"model.layers.{index}")
+            watched = _watch(model, f"model.layers.{index}", config.plain_layers)
             for work, (x, angles) in zip(works, rows, strict=True):
                 layer(x, work, angles, None)
             packed = {name: part for owner, seen in watched.items() for name, part in seen.solve(owner, config)}
@@ -81,7 +82,7 @@ def solve(weight: Tensor, hessian: Tensor, config: Int4Config) -> Packed:
     damped = hessian.double() + torch.eye(width, dtype=torch.float64) * (DAMPING * activity.mean())
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
     upper = torch.linalg.cholesky(inverse, upper=True).to(wide)
-    scales, zeros = grid(weight, config)
+    scales, zeros = grid_by_trial(weight.to(wide), activity, config)
     group = order // config.group_size
     step = scales.to(wide)[:, group]
     zero = torch.full_like(step, SYMMETRIC_ZERO) if zeros is None else zeros.to(wide)[:, group]
@@ -106,13 +107,13 @@ def _in_turn(weight: Tensor, upper: Tensor, step: Tensor, zero: Tensor) -> Tenso
     return levels
 
 
-def _watch(model: Transformer, layer: str) -> dict[str, _SeenLinear | _SeenExperts]:
+def _watch(model: Transformer, layer: str, plain_layers: int) -> dict[str, _SeenLinear | _SeenExperts]:
     """Puts a recorder in the place of each module of a layer that will be quantised, by its name."""
     found: dict[str, _SeenLinear | _SeenExperts] = {}
     for name, module in list(model.get_submodule(layer).named_modules(prefix=layer)):
         if isinstance(module, Experts):
             found[name] = _SeenExperts(module)
-        elif isinstance(module, nn.Linear) and is_quantised(f"{name}.weight"):
+        elif isinstance(module, nn.Linear) and is_quantised(f"{name}.weight", plain_layers):
             found[name] = _SeenLinear(module)
     for name, seen in found.items():
         model.replace(name, seen)

@@ -37,6 +37,7 @@ class Int4Config:
     """How weights were quantised: the `quantization_config` of a config.json.
 
     method says how levels were found, "rtn" (round to nearest) or "gptq" (calibrated); both are read alike.
+    plain_layers: layers from the first on whose linears are not packed (their experts are).
     Raises ConfigError where a value is outside its limits.
     """
 
@@ -44,6 +45,7 @@ class Int4Config:
     symmetric: bool = False
     scale_dtype: Literal["float16", "bfloat16"] = "float16"
     method: Literal["rtn", "gptq"] = "rtn"
+    plain_layers: int = 0
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -55,6 +57,8 @@ class Int4Config:
             value = getattr(self, field)
             if value not in allowed:
                 raise ConfigError(f"{field} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+        if type(self.plain_layers) is not int or self.plain_layers < 0:
+            raise ConfigError(f"plain_layers is {self.plain_layers!r}; it must be a whole number from 0")
 
     @property
     def dtype(self) -> torch.dtype:

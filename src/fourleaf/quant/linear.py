@@ -33,12 +33,15 @@ LINEARS = (
 STACKS = ("gate_up_proj", "down_proj")
 
 
-def is_quantised(name: str) -> bool:
-    """Whether the parameter of this checkpoint name is one that INT4 packs."""
+def is_quantised(name: str, plain_layers: int = 0) -> bool:
+    """Whether the parameter of this checkpoint name is one that INT4 packs, where the linears of the first
+    `plain_layers` layers are left as they are."""
     *path, last = name.split(".")
     if path[:2] != ["model", "layers"]:
         return False
-    return last in STACKS if path[-1] == "experts" else last == "weight" and path[-1] in LINEARS
+    if path[-1] == "experts":
+        return last in STACKS
+    return last == "weight" and path[-1] in LINEARS and int(path[2]) >= plain_layers
 
 
 class QuantLinear(Replacement):

@@ -93,6 +93,7 @@ def main_quantise(
     group_size: int,
     method: str,
     symmetric: bool,
+    plain_layers: int = 0,
     text: Path | None = None,
     examples: int,
     seed: int,
@@ -101,7 +102,12 @@ def main_quantise(
     progress: TextIO,
 ) -> None:
     """`fourleaf quantize`. Raises ConfigError for a setting outside its limits, CheckpointError for a broken source."""
-    config = Int4Config(group_size=group_size, method=method, symmetric=symmetric)  # type: ignore[arg-type]
+    config = Int4Config(
+        group_size=group_size,
+        method=method,
+        symmetric=symmetric,
+        plain_layers=plain_layers,  # type: ignore[arg-type]
+    )
     if text is not None and method != "gptq":
         raise ConfigError(f"scheme is {method!r}, which looks at no text; leave --text out or take --scheme gptq")
     if num_threads is not None:
