@@ -66,10 +66,11 @@ def speeds(found: Found) -> str:
                     interval(speed["exact"], 0, 100, "%") if speed["exact"] else quality,
                     "-" if same is None else f"{same} of {one['prompts']}",
                     *(number(speed[key]) for key in ("tpf", "break_even_tpf", "rows_per_token")),
+                    f"{100 * speed['stood']:.0f}%" if speed.get("stood") else "-",
                 ]
             )
     head = ["set", "arm", "against ar", "after prefill", "against transformers", "right", "tokens as ar", "TPF"]
-    return table([*head, "break-even", "rows a token"], rows)
+    return table([*head, "break-even", "rows a token", "proposals stood"], rows)
 
 
 def forwards(found: Found) -> str:

@@ -165,6 +165,8 @@ def test_the_figures_of_a_run_belong_together(measured):
     assert diffuse.passes_per_block == pytest.approx(sum(p * n for p, n in measured.passes.items()) / blocks)
     assert diffuse.tokens_per_block == pytest.approx(diffuse.tokens / blocks)
     assert measured.arms["draft"].passes_per_block == 1
+    assert 0 < measured.arms["draft"].stood < 1
+    assert measured.arms["ar"].stood is None
 
 
 def test_auto_says_what_it_chose_and_is_held_against_the_best(measured):
@@ -192,6 +194,7 @@ def test_the_tables_say_it_all(measured):
         "rows a token",
         "break-even TPF",
         "passes a block",
+        "proposals stood",
         "first token ms",
         "in the model",
         "exact match",

@@ -57,10 +57,12 @@ def _arm_rows(found: Benchmark) -> list[list[str]]:
 
 def _decoding_rows(found: Benchmark) -> list[list[str]]:
     rows = [["arm", "TPF", "break-even TPF", "forward ms", "rows a token", "passes a block", "tokens a block"]]
+    rows[0].append("proposals stood")
     for name, arm in found.arms.items():
         if name != TRANSFORMERS:
             counts = (arm.tpf, arm.break_even_tpf, arm.forward_ms, arm.rows_per_token)
-            rows.append([name, *map(_number, (*counts, arm.passes_per_block, arm.tokens_per_block))])
+            stood = "-" if arm.stood is None else f"{100 * arm.stood:.0f}%"
+            rows.append([name, *map(_number, (*counts, arm.passes_per_block, arm.tokens_per_block)), stood])
     return rows
 
 

@@ -43,7 +43,8 @@ class Speed:
 
     exact: share right, where answers are right or wrong. nats: mean surprise of a token to the causal model, where they
     are drawn. same_as_ar: answers with the tokens of `ar`, where they are greedy. break_even_tpf: the tokens a forward
-    from which the arm pays, its mean forward in `ar` steps. modes: what `auto` chose, how often.
+    from which the arm pays, its mean forward in `ar` steps. stood: of the proposals that were verified, the share that
+    stood. modes: what `auto` chose, how often.
     """
 
     tokens: int
@@ -61,6 +62,7 @@ class Speed:
     break_even_tpf: float | None = None
     passes_per_block: float | None = None
     tokens_per_block: float | None = None
+    stood: float | None = None
     modes: dict[str, int] = field(default_factory=dict)
 
 
@@ -220,6 +222,7 @@ def _speed(
     forwards = sum(u.forwards for u in usages)
     blocks = 0 if any(u.modes for u in usages) else sum(u.blocks for u in usages)  # of `auto` no tokens of a block
     forward_ms = mean_after_prefill(answers)
+    proposals = sum(u.proposals for u in usages)
     return replace(
         plain,
         tpf=sum(tokens) / forwards if forwards else None,
@@ -228,6 +231,7 @@ def _speed(
         break_even_tpf=forward_ms / step_ms if forwards else None,
         passes_per_block=sum(u.passes for u in usages) / blocks if blocks else None,
         tokens_per_block=sum(tokens) / blocks if blocks else None,
+        stood=sum(u.stood for u in usages) / proposals if proposals else None,
         modes=dict(Counter[str](mode for u in usages for mode in u.modes)),
     )
 
