@@ -272,6 +272,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--page", type=Path, default=PAGE)
     asked = parser.parse_args(words)
+    page = asked.page.read_text(encoding="utf-8")
+    filled(page, {"infill": ""})  # a page without marks is better missed now than after the run
     engine = Engine.load(asked.model)
     cases = cases_of(engine, examples_of(asked.set, asked.n), asked.seed)
     ticker = Ticker(sys.stderr)
@@ -287,7 +289,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = text_of(found)
-    asked.page.write_text(filled(asked.page.read_text(encoding="utf-8"), {"infill": text}), encoding="utf-8")
+    asked.page.write_text(filled(page, {"infill": text}), encoding="utf-8")
     print(text)
 
 

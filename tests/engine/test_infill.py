@@ -24,7 +24,7 @@ def filled(engine: Engine, prompt: list[int], params: GenerateParams):
     engine = Engine(engine.name, engine.model, engine.tokenizer, engine.chat, Limits(num_pages=64), checks=True)
     deltas = list(engine.generate(prompt, params))
     tokens = [token for delta in deltas for token in delta.tokens]
-    gaps = [gap for delta in deltas for gap in delta.gaps]
+    gaps = [gap for delta in deltas for gap in delta.gaps or ()]
     return tokens, gaps, deltas[-1]
 
 
@@ -83,6 +83,7 @@ def test_pins_stay_gaps_keep_to_their_limits_and_usage_counts_what_was_generated
         tokens, gaps, last = filled(random_engine, prompt, params)
         fills = parted(params.infill, tokens, gaps)
         ended = last.finish_reason == "stop" and isinstance(params.infill[-1], Gap)
+        assert last.usage is not None
         assert last.usage.completion_tokens == sum(map(len, fills)) + ended
         assert last.usage.prompt_tokens == len(prompt)
         assert last.usage.cached_tokens <= len(prompt)
@@ -310,10 +311,35 @@ def test_infillings_among_others_answer_as_if_alone(random_engine, limits):
         assert [t for d in client.deltas for t in d.tokens] == tokens
         assert [g for d in client.deltas for g in d.gaps] == gaps
         usage = client.deltas[-1].usage
+        assert last.usage is not None
         assert (client.deltas[-1].finish_reason, replace(usage, cached_tokens=0)) == (
             last.finish_reason,
             replace(last.usage, cached_tokens=0),
         )
+
+
+class Left(Exception):
+    """A client has gone."""
+
+
+@pytest.mark.parametrize("mode", ["ar", "draft", "diffuse"])
+def test_who_leaves_within_a_gap_ends_it_before_the_next_forward(random_engine, mode):
+    """No token leaves before the gap has ended, so the watcher is the only one who could notice."""
+    engine = Engine("x", random_engine.model, random_engine.tokenizer, random_engine.chat, Limits(num_pages=64))
+    seen = []
+
+    def watch(frame):
+        seen.append(frame)
+        if len(seen) == 3:
+            raise Left
+
+    params = GenerateParams(mode=mode, threshold=1.0, infill=((50, 51), Gap(20), (60, 61, 90, 70)))
+    with pytest.raises(Left):
+        list(engine.generate([40] * 9, params, watch))
+    assert len(seen) == 3
+    assert engine.core.is_idle
+    assert engine.core.cache.pages.num_held == 0
+    assert all(frame.block_start == 11 for frame in seen)
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,9 @@ class Infilling(Sequence):
         """One step: how likely the pins would be here, and where not likely enough, the gap's next token."""
         gap, num = self._open_gap, len(self._open_gap.path)
         self._tally.verified += len(held)
+        if self.observe is not None:  # no token leaves before the gap has ended, and who watches may want to cancel
+            shown = Frame(self._tally.blocks, len(self.known), num, tuple(held), (False,) * len(held))
+            self.observe(shown)
         place = self._place(held, logits)
         if gap.matcher is None or gap.matcher.is_accepting:
             gap.places.append(place)
