@@ -11,7 +11,7 @@ PIP_ARGS ?=
 HOST     := 127.0.0.1
 PORT     := 8000
 # Seed of the groups that decisions are scored on: one that nobody has seen.
-DRAW     := 61530
+DRAW     := 90215
 # More words for the command behind a target: `make train ARGS="--minutes 20"`.
 ARGS     :=
 
