@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fourleaf.measure.marks import filled, markdown
+
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 Found = dict[str, Any]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
 def interval(found: Found, digits: int = 2, times: float = 1.0, unit: str = "") -> str:
@@ -70,7 +65,7 @@ def speeds(found: Found) -> str:
                 ]
             )
     head = ["set", "arm", "against ar", "after prefill", "against transformers", "right", "tokens as ar", "TPF"]
-    return table([*head, "break-even", "rows a token", "proposals stood"], rows)
+    return markdown([*head, "break-even", "rows a token", "proposals stood"], rows)
 
 
 def forwards(found: Found) -> str:
@@ -88,7 +83,7 @@ def forwards(found: Found) -> str:
         ]
         for kind, cost in list(one["forwards"].items())[:10]
     ]
-    return table(["forward", "mean ms", "median ms", "in ar steps", "in the model", "rows", "times"], rows)
+    return markdown(["forward", "mean ms", "median ms", "in ar steps", "in the model", "rows", "times"], rows)
 
 
 def profiles(found: Found) -> str:
@@ -105,7 +100,7 @@ def profiles(found: Found) -> str:
         percents = [f"{100 * share:.0f}%" for share in shares]
         rows.append([part["kind"], f"{part['alone_ms']:.2f}", f"{calls:.0f}", *percents, longest])
     head = ["forward", "ms alone", "operations", "matrix products", "other operations", "between", "of the operations"]
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def loads(found: Found) -> str:
@@ -125,7 +120,7 @@ def loads(found: Found) -> str:
                     ]
                 )
     head = ["set", "at once", "arm", "tokens/s", "against ar", "against one", "first block p50 ms", "p95 ms"]
-    return table([*head, "rows a forward", "in the model"], rows)
+    return markdown([*head, "rows a forward", "in the model"], rows)
 
 
 def losses(found: Found) -> str:
@@ -138,7 +133,7 @@ def losses(found: Found) -> str:
         for name, one in found["sets"].items()
         for each in one["equality"]
     ]
-    return table(["set", "arm", "same tokens", "differ at a near tie", "differ elsewhere", "positions"], rows)
+    return markdown(["set", "arm", "same tokens", "differ at a near tie", "differ elsewhere", "positions"], rows)
 
 
 def targets(found: Found) -> str:
@@ -148,7 +143,7 @@ def targets(found: Found) -> str:
         for name, one in found["sets"].items()
         for goal, least, value in _goals(name, one)
     ]
-    return table(["goal", "set", "at least", "measured", ""], rows)
+    return markdown(["goal", "set", "at least", "measured", ""], rows)
 
 
 def _goals(name: str, one: Found) -> Iterator[tuple[str, float, float]]:
@@ -189,18 +184,6 @@ def sections(found: Found) -> dict[str, str]:
         "targets": (True, targets),
     }
     return {name: make(found) for name, (is_there, make) in made.items() if is_there}
-
-
-def filled(page: str, made: dict[str, str]) -> str:
-    """The page with every section's text between its markers. Exits where the page has no such marker."""
-    for name, text in made.items():
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if not pattern.search(page):
-            sys.exit(f"the page has no {begin} ... {end}")
-        whole = f"{begin}\n{text}\n{end}"
-        page = pattern.sub(lambda _, whole=whole: whole, page)
-    return page
 
 
 def main() -> None:
