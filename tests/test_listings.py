@@ -34,6 +34,13 @@ def test_checkpoints_are_found_once(folders):
     assert names == ["broken", "good", "odd"]
 
 
+def test_where_no_checkpoint_is_a_line_says_so(tmp_path):
+    found = run("ls", str(tmp_path))
+    assert found.exit_code == 0
+    assert found.stdout == ""
+    assert found.stderr == f"no checkpoint in {tmp_path}\n"
+
+
 def test_a_listing_names_what_is_no_good(folders):
     done = run("ls", str(folders), "--json")
     assert done.exit_code == 0, done.output

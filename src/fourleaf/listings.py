@@ -23,8 +23,8 @@ def ls(
     from fourleaf.engine.engine import bundled_path
     from fourleaf.errors import FourleafError
 
-    found = []
-    for path in find(folders or [bundled_path().parent, Path(), Path("models")]):
+    found, places = [], folders or [bundled_path().parent, Path(), Path("models")]
+    for path in find(places):
         try:
             found.append(describe(path))
         except FourleafError as error:  # listed all the same: whoever looks for it should see why it is no good
@@ -32,6 +32,8 @@ def ls(
     if as_json:
         print(json.dumps(found, indent=2))
         return
+    if not found:
+        print(f"no checkpoint in {', '.join(map(str, places))}", file=sys.stderr)
     for one in found:
         kind = "diffusion" if one.get("block_diffusion") else "ar" if "block_diffusion" in one else "?"
         size = f"{one.get('bytes', 0) / 1e6:.0f} MB"

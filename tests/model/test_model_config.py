@@ -122,7 +122,7 @@ def test_what_the_model_cannot_do_is_refused_rather_than_ignored(change, message
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("{", "cannot read"), ("[1]", "must be an object"), (None, "cannot read")]
+    ("text", "reason"), [("{", "cannot read"), ("[1]", "must be an object"), (None, "there is no")]
 )
 def test_a_file_that_is_no_config_is_named(text, reason, tmp_path):
     path = tmp_path / "config.json"

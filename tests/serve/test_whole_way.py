@@ -118,6 +118,12 @@ def test_a_prompt_seen_before_is_cached(client):
     assert counts[2] >= 64, "the second stores the states that the third begins with"
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completion"])
+def test_who_misses_a_path_hears_the_nearest(client, path):
+    assert client.post(path, json={}).json()["error"]["message"].endswith("Did you mean /v1/chat/completions?")
+    assert "Did you mean" not in client.get("/docs").json()["error"]["message"]
+
+
 def test_metrics_tell_memory_and_what_of_the_drafts_stood(client):
     def read() -> dict[str, float]:
         lines = client.get("/metrics").text.splitlines()

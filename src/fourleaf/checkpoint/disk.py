@@ -101,6 +101,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ConfigError where the file is missing or holds something else."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(raw, dict):

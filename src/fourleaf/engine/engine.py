@@ -96,6 +96,8 @@ class Engine:
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        if not path.is_dir():
+            raise CheckpointError(f"there is no folder {path}")
         template = path / "chat_template.jinja"
         if not template.is_file():
             raise CheckpointError(f"there is no {template}; is {path} a checkpoint folder?")

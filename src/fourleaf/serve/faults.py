@@ -8,6 +8,8 @@ OpenAI's: `{"error": {"message", "type", "param", "code"}}`. Anthropic's, under 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -133,8 +135,14 @@ def error_response(error: Exception, path: str = "") -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
-def install(app: FastAPI) -> None:
-    """Gives every error of the app this shape, those of the framework included."""
+def _hint(path: str, known: Sequence[str]) -> str:
+    """The nearest path that there is: most who miss one left /v1 out, or wrote it twice."""
+    near = get_close_matches(path, known, n=1, cutoff=0.75)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def install(app: FastAPI, paths: Sequence[str] = ()) -> None:
+    """Gives every error of the app this shape, those of the framework included. paths: what a wrong one may mean."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         return error_response(error, request.url.path)
@@ -143,7 +151,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         status = error.status_code
         message = {
-            404: f"There is no {request.method} {request.url.path} here.",
+            404: f"There is no {request.method} {request.url.path} here.{_hint(request.url.path, paths)}",
             405: f"{request.url.path} does not take {request.method}.",
         }.get(status, error.detail)
         code = "unknown_url" if status == 404 else None
