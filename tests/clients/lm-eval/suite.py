@@ -106,7 +106,8 @@ def test_completions_score(url, examples, concurrent):
         examples["called"],
         output_type="multiple_choice",
         doc_to_text=TURN,
-        doc_to_choice=[f'<tool_call>{{"name": "{name}"' for name in names],
+        # Up to where a token ends, or no continuation would be the greedy one.
+        doc_to_choice=[f'<tool_call>{{"name": "{name}", "arguments' for name in names],
         doc_to_target=0,
         target_delimiter="",
         metric_list=[{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
