@@ -13,19 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from soak_engine import random_engine
-
 from fourleaf.engine import core, runner
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.sequence import Sequence
+from fourleaf.measure.specimen import specimen
 from fourleaf.serve import listener
 from fourleaf.serve.app import create_app
 from fourleaf.serve.settings import Settings
@@ -95,7 +91,7 @@ def main() -> None:
     if chosen.checkpoint:
         engine, tools = Engine.load(folder), fixed_tools(folder)
     else:
-        engine = random_engine(Tokenizer.from_file(folder / "tokenizer.json"), 0)
+        engine = specimen(Tokenizer.from_file(folder / "tokenizer.json"), 0)
     spoil_logits()
     spoil_grammars(engine)
     settings = Settings(max_waiting=chosen.max_waiting, drain_seconds=chosen.drain_seconds, can_manage=False)

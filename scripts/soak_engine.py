@@ -35,9 +35,7 @@ from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.pages import PAGE_SIZE
 from fourleaf.engine.request import Delta, GenerateParams, Usage
 from fourleaf.engine.score import score
-from fourleaf.model.config import ModelConfig
-from fourleaf.model.transformer import Transformer
-from fourleaf.text.chat import ChatTemplate
+from fourleaf.measure.specimen import specimen
 from fourleaf.text.constraint import Constraint
 from fourleaf.text.tokenizer import Tokenizer
 
@@ -59,38 +57,6 @@ CONSTRAINTS = (
     Constraint("regex", EXPRESSION),
     Constraint("choices", CHOICES),
 )
-
-
-def random_engine(tokenizer: Tokenizer, seed: int) -> Engine:
-    """A small model of random weights in fp64, whose answers end now and then."""
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=24,
-        num_hidden_layers=3,
-        full_attention_interval=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=12,
-        rope_theta=10_000.0,
-        partial_rotary_factor=0.5,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=6,
-        intermediate_size=32,
-        initializer_range=0.4,
-        max_position_embeddings=320,
-        block_size=8,
-        mask_token_id=tokenizer.mask_id,
-        bd_edits=True,
-    )
-    torch.manual_seed(seed)
-    model = Transformer(config).to(torch.float64).eval()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(4.0)
-        model.lm_head.weight[tokenizer.end_id] *= 2.0
-    template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-    return Engine("random", model, tokenizer, ChatTemplate(template, tokenizer))
 
 
 def drawn(rng: random.Random, engine: Engine, has_grammar: bool) -> tuple[list[int], GenerateParams]:
@@ -306,7 +272,7 @@ def main() -> int:
         engine = Engine.load(bundled_path() if chosen.checkpoint == "bundled" else Path(chosen.checkpoint))
         num_pages = None
     else:
-        engine = random_engine(Tokenizer.from_file(bundled_path() / "tokenizer.json"), chosen.seed)
+        engine = specimen(Tokenizer.from_file(bundled_path() / "tokenizer.json"), chosen.seed)
         num_pages = 16
     num = max(1, round(chosen.share * NUM_REQUESTS))
     soak(engine, num, chosen.seed, report, not chosen.no_grammar, num_pages)

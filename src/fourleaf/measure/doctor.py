@@ -19,15 +19,12 @@ from fourleaf.engine.cost import processor
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams, Mode
 from fourleaf.engine.score import score
-from fourleaf.model.config import ModelConfig
-from fourleaf.model.transformer import Transformer
-from fourleaf.text.chat import ChatTemplate
+from fourleaf.measure.specimen import specimen
 from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 # Extra -> the module that tells whether it is installed.
 EXTRAS = {"serve": "fastapi", "grammar": "llguidance", "int4": "onnxruntime", "gguf": "gguf", "bench": "transformers"}
 TOLERANCE = 1e-9
-TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
 
 
 def machine() -> dict[str, Any]:
@@ -46,33 +43,8 @@ def machine() -> dict[str, Any]:
 
 
 def small_engine() -> Engine:
-    """fp64, random weights, one layer of each kind; it says nothing sensible, and always the same."""
-    tokenizer = train_tokenizer([], vocab_size=len(SPECIAL_TOKENS) + 256)
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=24,
-        num_hidden_layers=2,
-        full_attention_interval=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=12,
-        rope_theta=10_000.0,
-        partial_rotary_factor=0.5,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        intermediate_size=32,
-        block_size=8,
-        mask_token_id=tokenizer.mask_id,
-        max_position_embeddings=256,
-        initializer_range=0.4,
-    )
-    generator = torch.random.get_rng_state()
-    torch.manual_seed(7)
-    model = Transformer(config).to(torch.float64).eval()
-    torch.random.set_rng_state(generator)
-    return Engine("doctor", model, tokenizer, ChatTemplate(TEMPLATE, tokenizer), checks=True)
+    """One that counts its pages after every forward."""
+    return specimen(train_tokenizer([], vocab_size=len(SPECIAL_TOKENS) + 256), 7, checks=True)
 
 
 PROMPTS = [list(range(20, 20 + length)) for length in (3, 33, 70)]
