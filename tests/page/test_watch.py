@@ -65,6 +65,15 @@ def test_a_race_of_the_bundled_model(visit, cabin_url):
     tpf = [float(text) for text in page.locator(".lead-meter dd").all_inner_texts()]
     assert tpf[0] > tpf[1] > 0.9
     assert page.evaluate("() => fourleaf.views.get('watch').lanes.map(lane => lane.reel.mode)") == ["diffuse", "ar"]
+    bars, tokens = page.evaluate(
+        """async () => {
+          const { barsOf } = await import('/page/track.js');
+          const { playback, reel } = fourleaf.views.get('watch').lanes[1];
+          return [barsOf(playback).map(bar => bar[1]), reel.usage.completion_tokens];
+        }"""
+    )
+    assert bars == [1] * (tokens - 1)  # the end token is none of the answer's
+    assert page.locator(".track-row").count() == 2
 
 
 def test_scrubbing_shows_each_pass_and_comes_back_to_the_same(visit, serve, able):
@@ -204,20 +213,6 @@ def test_the_bars_of_a_race_are_what_each_pass_or_round_decided(visit, serve, sc
     else:
         assert blocks <= len(bars) <= blocks + 1  # the first token is the prefill's
         assert sum(decided) == tokens - 1
-
-
-def test_an_ar_answers_bars_are_single_tokens(visit, serve, able):
-    page = visit(serve(able("One two three. " * 5)))
-    ask(page, "count")
-    finished(page)
-    bars = page.evaluate(
-        """async () => {
-          const { barsOf } = await import('/page/track.js');
-          return barsOf(fourleaf.views.get('watch').lanes[1].playback);
-        }"""
-    )
-    assert [tokens for _, tokens in bars] == [1] * len("One two three. " * 5)
-    assert page.locator(".track-row").count() == 2
 
 
 def test_edits_are_marked_and_stay_so(visit, serve, scripted):

@@ -12,6 +12,7 @@ export function barsOf(playback) {
   const kinds = playback.reel.scene.blocks.map((block) => block.kind);
   const bars = [];
   let tokens = 0;
+  let round = null; // the block of the last commit
   let before = 0; // ms of the last commit
   for (const moment of playback.moments) {
     const kind = kinds[moment.block];
@@ -19,7 +20,9 @@ export function barsOf(playback) {
       bars.push([moment.ms, moment.changes.filter(({ cell }) => DECIDED.includes(cell?.state)).length]);
     } else if (moment.kind === "commit") {
       const more = moment.tokens - tokens;
-      if (kind === "round" && more) bars.push([moment.ms, more]);
+      if (kind === "round" && moment.block === round) bars.at(-1)[1] += more; // a round's tokens may come in pieces
+      else if (kind === "round" && more) bars.push([moment.ms, more]);
+      round = moment.block;
       if (kind === "steps" || kind === "unseen")
         for (let i = 1; i <= more; i += 1) bars.push([before + ((moment.ms - before) * i) / more, 1]);
       tokens = moment.tokens;
