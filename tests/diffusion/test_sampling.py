@@ -264,10 +264,18 @@ def test_kind_42_one_logit_that_is_no_number_is_enough():
             choose(raw.clone(), Sampling(temperature), [0, 1], 0, Noise(0))
 
 
-def test_a_grammar_that_leaves_nothing_raises():
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9, min_p=0.1)])
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_kind_42_a_request_all_of_whose_rows_are_no_numbers_raises_the_same(sampling, broken):
+    with pytest.raises(NumericError):
+        choose(torch.full((2, SIZE), broken), sampling, [0, 1], 0, Noise(0))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+def test_a_grammar_that_leaves_nothing_raises(sampling):
     allowed = torch.zeros(SIZE, dtype=torch.bool)
     with pytest.raises(NumericError):
-        choose(adjust(logits_of(1, torch.float32), Sampling(), MASK, allowed=allowed), Sampling(), [0], 0, Noise(0))
+        choose(adjust(logits_of(1, torch.float32), sampling, MASK, allowed=allowed), sampling, [0], 0, Noise(0))
 
 
 def test_confidence_is_untempered_after_grammar_and_penalties_whatever_is_cut():

@@ -134,6 +134,25 @@ def test_kind_42_a_prefix_of_nan_is_forgotten_and_its_pages_are_cleared(engine, 
     assert tokens_of(again) == tokens_of(engine.generate(prompt, GenerateParams(mode="ar", max_tokens=5)))
 
 
+def test_kind_42_requests_that_draw_from_nan_together_end_alone_and_their_prefix_is_forgotten(engine, monkeypatch):
+    """Two alike, so that their rows are drawn at once; none of them has a number to draw from."""
+    core, spoilt, good = Core(engine.model, Limits(num_pages=64), checks=True), [[], []], []
+    drawn = GenerateParams(mode="ar", temperature=1.0, max_tokens=5)
+    nan_in_attention(engine.model.model.layers[1], monkeypatch, lambda work: bool((work.tokens == 95).any()))
+    for heard in spoilt:
+        core.submit(engine.admit([95] * 40, drawn), heard.append)
+    core.step()
+    monkeypatch.undo()
+    core.submit(engine.admit(PROMPT, drawn), good.append)
+    run(core)
+    assert [type(heard[-1]) for heard in spoilt] == [NumericError] * 2
+    assert tokens_of(good) == tokens_of(engine.generate(PROMPT, drawn))
+    again = []
+    core.submit(engine.admit([95] * 40, drawn), again.append)
+    run(core)
+    assert tokens_of(again) == tokens_of(engine.generate([95] * 40, drawn))
+
+
 def test_a_fault_of_the_engine_itself_is_told_to_all_and_the_next_request_works(engine, monkeypatch):
     engine.start()
     try:

@@ -180,7 +180,7 @@ def draw(found: Tensor, keys: NDArray[np.uint64]) -> Tensor:
     clocks are all but equal, not where any of Y sums is (docs/decisions/012-draws.md).
     """
     runners = torch.arange(found.shape[1], device=found.device)[None]
-    num_possible = int((found > 0).sum(-1).max())
+    num_possible = max(1, int((found > 0).sum(-1).max()))  # rows of NaN give any token: their confidence tells
     if 4 * num_possible <= found.shape[1]:  # cut: those that are left race alone, with the same clocks
         found, runners = found.topk(num_possible)
     clocks = exponentials(torch.from_numpy(keys.view(np.int64)).to(found.device), runners)
