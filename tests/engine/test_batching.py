@@ -6,28 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from asking import Client, alone, remade
 
 from fourleaf.engine.core import Core, Limits
-from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import NumericError
 
 MODES = ("ar", "draft", "diffuse")
-
-
-def remade(engine: Engine, **limits) -> Engine:
-    """The same model behind an engine of its own, which counts all memory after every step."""
-    return Engine(
-        engine.name, engine.model, engine.tokenizer, engine.chat, Limits(**{"num_pages": 64, **limits}), checks=True
-    )
-
-
-def alone(engine: Engine, prompt: list[int], params: GenerateParams) -> tuple[list[int], str | None, int]:
-    """(tokens, how it ended, tokens counted) on an engine that knows no other request."""
-    deltas = list(remade(engine, reuse=False).generate(prompt, params))
-    usage = deltas[-1].usage
-    assert usage is not None
-    return [t for d in deltas for t in d.tokens], deltas[-1].finish_reason, usage.completion_tokens
 
 
 def drawn(rng: random.Random, longest: int = 120) -> tuple[list[int], GenerateParams]:
@@ -45,26 +30,6 @@ def drawn(rng: random.Random, longest: int = 120) -> tuple[list[int], GeneratePa
         frequency_penalty=rng.choice((0.0, 0.0, 0.5)),
     )
     return prompt, params
-
-
-class Client:
-    """A request on a core, and what came of it."""
-
-    def __init__(self, engine: Engine, core: Core, prompt: list[int], params: GenerateParams) -> None:
-        self.prompt, self.params = prompt, params
-        self.deltas = []
-        self.key = core.submit(engine.admit(prompt, params), self.deltas.append)
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.deltas) and (
-            isinstance(self.deltas[-1], BaseException) or self.deltas[-1].finish_reason is not None
-        )
-
-    @property
-    def answer(self) -> tuple[list[int], str | None, int]:
-        last = self.deltas[-1]
-        return [t for d in self.deltas for t in d.tokens], last.finish_reason, last.usage.completion_tokens
 
 
 @pytest.mark.parametrize("limits", [{}, {"num_pages": 10}, {"max_rows": 64}, {"max_running": 3}], ids=str)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from test_batching import Client, alone, remade
+from asking import Client, alone, remade
 
 from fourleaf.diffusion.policy import Noise
 from fourleaf.diffusion.sampling import Sampling, adjust, choose

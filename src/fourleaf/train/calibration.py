@@ -104,9 +104,9 @@ def main_quantise(
     """`fourleaf quantize`. Raises ConfigError for a setting outside its limits, CheckpointError for a broken source."""
     config = Int4Config(
         group_size=group_size,
-        method=method,
+        method=method,  # type: ignore[arg-type]
         symmetric=symmetric,
-        plain_layers=plain_layers,  # type: ignore[arg-type]
+        plain_layers=plain_layers,
     )
     if text is not None and method != "gptq":
         raise ConfigError(f"scheme is {method!r}, which looks at no text; leave --text out or take --scheme gptq")
