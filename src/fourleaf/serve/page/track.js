@@ -20,7 +20,8 @@ export function barsOf(playback) {
       bars.push([moment.ms, moment.changes.filter(({ cell }) => DECIDED.includes(cell?.state)).length]);
     } else if (moment.kind === "commit") {
       const more = moment.tokens - tokens;
-      if (kind === "round" && moment.block === round) bars.at(-1)[1] += more; // a round's tokens may come in pieces
+      if (kind === "round" && moment.block === round)
+        bars.at(-1)[1] += more; // a round's tokens may come in pieces
       else if (kind === "round" && more) bars.push([moment.ms, more]);
       round = moment.block;
       if (kind === "steps" || kind === "unseen")

@@ -165,7 +165,7 @@ export class Watch {
     for (const lane of this.lanes) lane.clear();
     this.verdict.textContent = "";
     this.node.classList.add("asked");
-    if (innerWidth <= 700) this.place.scrollIntoView({ behavior: isStill() ? "auto" : "smooth" });
+    if (innerWidth <= 700) this.verdict.scrollIntoView({ behavior: isStill() ? "auto" : "smooth" });
     const start = (lane, index) =>
       lane.run(this._body(said, index), this.abort.signal, (name, data) => {
         if (index === 0) this.app.heard(name, data);
