@@ -49,8 +49,8 @@ class Fleet:
 @dataclass
 class Tally:
     """What one answer has taken so far. tokens: decided, an end token included; steps: of `ar`; verified: rows that
-    were; proposals: those among them, of which `stood` did; passes: denoise passes, `fused` of them in a forward with a
-    commit or a prefill; forwards, rows: after the prefill."""
+    were; proposals: those among them, of which `stood` did; drafted: tokens that rounds decided; passes: denoise passes,
+    `fused` of them in a forward with a commit or a prefill; forwards, rows: after the prefill."""
 
     tokens: int = 0
     forwards: int = 0
@@ -61,6 +61,7 @@ class Tally:
     verified: int = 0
     proposals: int = 0
     stood: int = 0
+    drafted: int = 0
     blocks: int = 0
 
 
@@ -110,7 +111,9 @@ class Pilot:
         """What became of the last choice."""
         assert self._choice is not None
         since, rows, choice = self._since, self._rows[mode], self._choice
-        tokens, verified = now.tokens - since.tokens, now.verified - since.verified
+        # The token before an answer's first round came with the prefill: it is none of the round's.
+        tokens = now.drafted - since.drafted if mode == "draft" else now.tokens - since.tokens
+        verified = now.verified - since.verified
         fused = now.fused - since.fused if mode == "diffuse" else 0
         alone = now.passes - since.passes - fused
         seconds = auto.spent_seconds(

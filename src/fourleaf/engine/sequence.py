@@ -339,6 +339,7 @@ class Sequence:
         self.accepted = 1 + num_equal(found.tokens, stand)
         self.num_cached += self.accepted
         self._tally.stood += self.accepted - 1
+        self._tally.drafted += len(stand)
         return self._decide(stand)
 
     def _adjusted_row(self, row: int, logits: Tensor) -> Tensor:
