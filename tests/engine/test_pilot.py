@@ -9,7 +9,7 @@ from fourleaf.engine.request import GenerateParams
 
 @pytest.mark.parametrize("prompt", [[40] * 20, list(range(40, 60))], ids=["one word", "many"])
 def test_what_is_told_of_rounds_are_the_tokens_that_they_decided(random_engine, prompt):
-    """And not the token before the first one, which came with the prefill: half of what such text decides in a round."""
+    """And not the token before the first one, which came with the prefill: as much as such text decides in a round."""
     engine, told = remade(random_engine), []
     fleet = engine._fleet
     fleet.table = TABLE  # by which a cold start tries `draft`

@@ -48,9 +48,9 @@ class Fleet:
 
 @dataclass
 class Tally:
-    """What one answer has taken so far. tokens: decided, an end token included; steps: of `ar`; verified: rows that
-    were; proposals: those among them, of which `stood` did; drafted: tokens that rounds decided; passes: denoise passes,
-    `fused` of them in a forward with a commit or a prefill; forwards, rows: after the prefill."""
+    """What one answer has taken so far. tokens: decided, an end token included, `drafted` of them by rounds; steps: of
+    `ar`; verified: rows that were; proposals: those among them, of which `stood` did; passes: denoise passes, `fused`
+    of them in a forward with a commit or a prefill; forwards, rows: after the prefill."""
 
     tokens: int = 0
     forwards: int = 0
