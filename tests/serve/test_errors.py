@@ -176,7 +176,6 @@ HONOURED_ELSEWHERE = {
     "reasoning_effort": ("none", "minimal"),
     "diffusing": (False,),
     "policy": ("threshold",),
-    "lossless": (False,),
     "priority": ("interactive",),
     "modes": ([],),
     "chat_template_kwargs": ({},),

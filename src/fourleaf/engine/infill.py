@@ -372,8 +372,8 @@ def check_fits(
     total = prompt_tokens + num_pinned(parts) + num_open(parts)
     if total > max_context:
         raise ContextLengthError(
-            f"This model's context holds {max_context} tokens, but {total} were asked for: {prompt_tokens} in the "
-            f"prompt, {num_pinned(parts)} pinned and {num_open(parts)} in gaps. Ask for shorter gaps.",
+            f"This model's maximum context length is {max_context} tokens, but {total} were asked for: "
+            f"{prompt_tokens} in the prompt, {num_pinned(parts)} pinned and {num_open(parts)} in gaps. Ask for shorter gaps.",
             param="infill",
             code="context_length_exceeded",
         )
