@@ -373,7 +373,8 @@ def check_fits(
     if total > max_context:
         raise ContextLengthError(
             f"This model's maximum context length is {max_context} tokens, but {total} were asked for: "
-            f"{prompt_tokens} in the prompt, {num_pinned(parts)} pinned and {num_open(parts)} in gaps. Ask for shorter gaps.",
+            f"{prompt_tokens} in the prompt, {num_pinned(parts)} pinned and {num_open(parts)} in gaps. "
+            "Ask for shorter gaps.",
             param="infill",
             code="context_length_exceeded",
         )
