@@ -20,7 +20,6 @@ import itertools
 import json
 import multiprocessing
 import shutil
-import statistics
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,10 +41,10 @@ from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.config import Stage
-from fourleaf.train.data import Batch, batches, collate, num_rows
+from fourleaf.train.data import Batch, batches, collate, num_rows, pool
 from fourleaf.train.folder import RunFolder
 from fourleaf.train.gradients import Counts, accumulate
-from fourleaf.train.recipes import BLOCK_SIZE, CABIN_STAGES, cabin_source, cabin_trunk, train_cabin
+from fourleaf.train.recipes import BLOCK_SIZE, CABIN_NOISE, CABIN_STAGES, cabin_source, cabin_trunk, train_cabin
 from fourleaf.train.trainer import Evaluate
 
 TERA, GIGA = 1e12, 1e9
@@ -60,6 +59,7 @@ ARMS = {
     "joint from nothing": (replace(JOINT, share=1.0, curriculum=((0.0, 1), (0.35, 2))),),
 }
 NUM, SCORINGS = 32, 10  # examples that score; times that an arm is scored, beside the end of each stage
+POOL_SIZE = 256  # examples that are cut into batches at a time
 PLAN = "plan.json"
 _SEED = 900_001  # of the examples that score; no run draws its pools from it
 COLUMNS = {
@@ -94,21 +94,24 @@ class Budget:
 
 
 def cost(tokenizer: Tokenizer, chat: ChatTemplate, stage: Stage, num: int = 6) -> float:
-    """Floating-point operations of a step, forward and backward, in 10^9: the mean over `num` batches of the recipe."""
+    """Floating-point operations of a step, forward and backward, in 10^9: those of a row, from `num` batches of a pool
+    of the recipe, times the rows that the pool's batches have on average (one of them is what was left over)."""
     model = Transformer(cabin_trunk(tokenizer.vocab_size))
     if stage.objective == "joint":
         model = convert(model, block_size=BLOCK_SIZE, mask_token_id=tokenizer.mask_id)
     model.train()
     weights = {"next": 1.0, "masked": 1.0}
-    documents = list(itertools.islice(cabin_source(tokenizer, chat)(_SEED + 1, 2), 16 * num))
-    rows = partial(num_rows, objective=stage.objective, block_size=BLOCK_SIZE)
-    counted = []
-    for group in batches(documents, stage.rows, np.random.default_rng(0), rows)[:num]:
-        batch = _batch(tokenizer, group, stage.objective)
+    documents = pool(cabin_source(tokenizer, chat), _SEED + 1, 0, POOL_SIZE, 2)
+    rows = partial(num_rows, objective=stage.objective, block_size=BLOCK_SIZE, copies=CABIN_NOISE.copies)
+    groups = batches(documents, stage.rows, np.random.default_rng(0), rows)
+    counted = 0
+    for group in groups[:num]:
+        batch = _batch(tokenizer, group, stage.objective, CABIN_NOISE)
         with FlopCounterMode(display=False) as counter:
             accumulate(model, batch, Counts.of([batch]), tokenizer.mask_id, weights)
-        counted.append(counter.get_total_flops())
-    return round(statistics.fmean(counted) / GIGA, 3)
+        counted += counter.get_total_flops()
+    of_row = counted / sum(sum(map(rows, group)) for group in groups[:num])
+    return round(of_row * sum(map(rows, documents)) / len(groups) / GIGA, 3)
 
 
 def budget(folder: Path, tera: float, tokenizer: Tokenizer, chat: ChatTemplate) -> Budget:
@@ -127,17 +130,17 @@ def budget(folder: Path, tera: float, tokenizer: Tokenizer, chat: ChatTemplate) 
     return found
 
 
-def _batch(tokenizer: Tokenizer, documents: list[Any], objective: str) -> Batch:
+def _batch(tokenizer: Tokenizer, documents: list[Any], objective: str, noise: NoiseConfig) -> Batch:
     return collate(
         documents, objective=objective, end_id=tokenizer.end_id, mask_id=tokenizer.mask_id, block_size=BLOCK_SIZE,
-        noise=NoiseConfig(), fill_weight=0.0, prompt_weight=0.0, rng=np.random.default_rng(0),
+        noise=noise, fill_weight=0.0, prompt_weight=0.0, rng=np.random.default_rng(0),
     )  # fmt: skip
 
 
 def scorer(tokenizer: Tokenizer, chat: ChatTemplate, num: int = NUM) -> Evaluate:
     """A function of the model: its losses and hits on noisy blocks of `num` examples, the same at every call."""
     documents = list(itertools.islice(cabin_source(tokenizer, chat)(_SEED, 2), num))
-    noisy, clean = (_batch(tokenizer, documents, name) for name in ("joint", "ar"))
+    noisy, clean = (_batch(tokenizer, documents, name, NoiseConfig()) for name in ("joint", "ar"))
 
     @torch.inference_mode()
     def score(model: Transformer, objective: str, num: int) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def train(folder: Path, arm: str, given: Budget, seed: int) -> None:
         shutil.copyfile(bundled_path() / "tokenizer.json", folder / "tokenizer.json")
     steps = sum(given.steps(arm))
     overrides: dict[str, object] = {
-        "stages": given.stages(arm), "micro_batches": 1, "pool_size": 256, "log_every": 10,
+        "stages": given.stages(arm), "micro_batches": 1, "pool_size": POOL_SIZE, "log_every": 10,
         "eval_every_steps": max(1, steps // SCORINGS),
     }  # fmt: skip
     settings = {"num_threads": 1, "num_workers": 1, "compiled": False, "overrides": overrides}

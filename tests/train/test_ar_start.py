@@ -10,6 +10,7 @@ from fourleaf.errors import FourleafError
 from fourleaf.train.config import TrainConfig
 from fourleaf.train.folder import RunFolder
 from fourleaf.train.gradients import Counts, losses
+from fourleaf.train.recipes import CABIN_NOISE
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,21 @@ def test_a_folder_keeps_its_budget(ar_start, bundled, tmp_path):
     assert ar_start.budget(tmp_path, 3.0, *parts).cost == {"ar": 6.0, "joint": 10.0}
     with pytest.raises(FourleafError, match="have 3 tera"):
         ar_start.budget(tmp_path, 4.0, *parts)
+
+
+def test_the_steps_that_are_counted_have_the_recipes_rows(ar_start, bundled, monkeypatch):
+    """As many noisy copies as a run reads, and no more rows than its batches hold."""
+    collate, made = ar_start.collate, []
+
+    def noted(documents, *, noise, **options):
+        made.append((noise, collate(documents, noise=noise, **options)))
+        return made[-1][1]
+
+    monkeypatch.setattr(ar_start, "collate", noted)
+    ar_start.cost(bundled.tokenizer, bundled.chat, ar_start.JOINT, num=1)
+    ((noise, batch),) = made
+    assert noise == CABIN_NOISE
+    assert len(batch.work.tokens) < 1.2 * ar_start.JOINT.rows
 
 
 def test_a_step_costs_three_times_the_products_of_its_rows(ar_start, bundled):
