@@ -118,3 +118,17 @@ def test_refresh_takes_up_changed_weights(make_model, texts):
         wanted, _ = model(Work(texts[2], Segments([len(texts[2])]), [0]))
     torch.testing.assert_close(after, model.head(wanted.detach()), rtol=0, atol=1e-12)
     assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("lengths", [(64,), (40, 40), (64, 9), (1, 1)], ids=str)
+@torch.no_grad()
+def test_a_state_keeps_none_of_the_rows_that_made_it(lengths, make_model):
+    """A tail that is a view of a prefill's rows holds them all, in every layer, until the next forward."""
+    model = make_model(dtype=torch.float32)
+    state = State.empty(model.config, len(lengths))
+    extend(model, state, [torch.arange(n) % 61 for n in lengths])
+    layers = [layer for layer in state.layers if isinstance(layer, Recurrent)]
+    assert layers
+    for layer in layers:
+        for kept in (layer.matrix, layer.tail):
+            assert kept.untyped_storage().nbytes() <= 2 * kept.nbytes

@@ -254,9 +254,11 @@ def _heads_at_once(
 
 def _last_rows(extended: Tensor, segments: Segments, width: int) -> Tensor:
     """The `width` pre-convolution rows before each run's end. extended: [B, width+T, D] -> [B, width, D]."""
-    if segments.is_dense:
-        return extended.narrow(1, segments.max_len, width)
-    return _tails(extended, segments.counts, width)
+    if not segments.is_dense:
+        return _tails(extended, segments.counts, width)
+    rows = extended.narrow(1, segments.max_len, width)
+    # A state that is a view of a prefill's rows would hold them all until the next forward, in every layer.
+    return rows if segments.max_len <= width else rows.clone()
 
 
 def _tails(extended: Tensor, offset: Tensor, width: int) -> Tensor:
