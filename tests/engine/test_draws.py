@@ -49,6 +49,19 @@ def test_rows_without_numbers_leave_their_company_to_choose_alone():
     assert draw_together(alike, logits) == [None] * 4
 
 
+def test_what_fails_for_a_company_is_left_to_each_alone(monkeypatch):
+    """There may be memory for each one's rows and not for all of them at once."""
+    draws, logits = company(6)
+    alike = [replace(one, mask=None) for one in draws]
+    assert all(draw_together(alike, logits))
+
+    def small(rows):
+        raise torch.OutOfMemoryError("no memory for a copy of all rows")
+
+    monkeypatch.setattr(torch, "cat", small)
+    assert draw_together(alike, logits) == [None] * 6
+
+
 def test_answers_of_requests_that_draw_together_are_those_of_each_alone(random_engine, monkeypatch):
     engine, shared = remade(random_engine), []
 

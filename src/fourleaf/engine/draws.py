@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fourleaf.diffusion.policy import Noise, Purpose, keys_of
 from fourleaf.diffusion.sampling import Sampling, adjust, pick
-from fourleaf.errors import NumericError
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class Drawn:
 
 def draw_together(draws: Sequence[Draw | None], logits: Sequence[Tensor]) -> list[Drawn | None]:
     """What each request's rows become; None where it is to choose by itself: it wants that, it shares its sampling with
-    nobody, or rows of its company hold no numbers, and whose they are shows when each chooses alone.
+    nobody, or its company failed (rows that hold no numbers, no memory for all rows at once), and whose fault that is
+    shows when each chooses alone.
 
     logits: [M, Y] of each request.
     """
@@ -53,7 +53,7 @@ def draw_together(draws: Sequence[Draw | None], logits: Sequence[Tensor]) -> lis
             alike = [one for index in members if (one := draws[index]) is not None]
             try:
                 drawn = _draw(alike, torch.cat([logits[index] for index in members]), sampling, mask)
-            except NumericError:
+            except Exception:
                 continue
             for index, one in zip(members, drawn, strict=True):
                 found[index] = one
