@@ -122,6 +122,35 @@ def test_frames_are_differences(byte_tokenizer):
     assert cells(1, (b, byte_tokenizer.end_id, c), "..#") == [[0, "b"], [1, ""]]
 
 
+@pytest.mark.parametrize("mode", ["ar", "draft", "diffuse"])
+def test_an_infilling_is_shown_whose_canvas_changes_its_length(tiny_engine, serve, monkeypatch, mode):
+    """A walk shows a row more at each step, and each filling that is tried has a length of its own."""
+    monkeypatch.setattr("fourleaf.serve.server.MAX_FRAMES_PER_SECOND", 1e9)
+    template = ["ab", {"gap": {"max_tokens": 5}}, "cd ", {"gap": {"max_tokens": 3}}, "€!"]
+    url = serve(tiny_engine(96), fixed_tools=None)
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "infill": template, "mode": mode}
+    found = events(url, **asked)
+    assert found[-1][0] == "done", found[-1]
+    whole = httpx2.post(f"{url}/v1/chat/completions", json=asked, timeout=30).json()
+    said = "".join(data["content"] for name, data in found if name == "commit")
+    assert said == whole["choices"][0]["message"]["content"]
+
+
+def test_a_canvas_of_another_length_is_a_new_one(byte_tokenizer):
+    view = View(byte_tokenizer, Prepared([1, 2], [], Offer(None, None)))
+    a, b, c = byte_tokenizer.encode("abc")
+
+    def cells(*tokens: int) -> list:
+        ((_, data),) = view.events(Frame(0, 2, 0, tokens, (False,) * len(tokens)))
+        assert data["rows"] == len(tokens)
+        return data["cells"]
+
+    assert cells(a) == [[0, "a"]]
+    assert cells(a, b) == [[0, "a"], [1, "b"]]
+    assert cells(a, c) == [[1, "c"]]
+    assert cells(c) == [[0, "c"]]
+
+
 def test_errors_come_before_the_stream_or_as_an_event(serve, scripted):
     engine = scripted("One two three. " * 9)
     url = serve(engine)

@@ -120,9 +120,10 @@ class View:
             self._commit = None
 
     def _frame(self, frame: Frame) -> dict[str, Any]:
-        """What differs from the frame before, if that was of the same block, or else from a canvas all masked."""
+        """What differs from the frame before, if that was of the same canvas, or else from one all masked. An infilling
+        has several in a block, of different lengths."""
         before = self._shown
-        if before is None or before.block_index != frame.block_index:
+        if before is not None and _canvas_of(before) != _canvas_of(frame):
             before = None
         self._shown = frame
         cells: list[list[Any]] = []
@@ -142,3 +143,8 @@ class View:
     def _spelled(self, token: int) -> str:
         """A token's text; half a character shows as U+FFFD, and the end token as nothing."""
         return "" if token == self._tokenizer.end_id else self._tokenizer.decode([token])
+
+
+def _canvas_of(frame: Frame) -> tuple[int, int, int]:
+    """Block, first position and length: what makes a canvas the same one."""
+    return frame.block_index, frame.block_start, len(frame.tokens)
