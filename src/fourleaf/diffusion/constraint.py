@@ -89,22 +89,20 @@ def walk(
     end_id: int,
     left: int | None = None,
     guesses: Mapping[int, Choice] | None = None,
-    stop: int | None = None,
 ) -> Walk:
     """Settles rows from `front` on and advances the matcher over them. The canvas is not changed.
 
     matcher: stands behind row front - 1. choose(row, allowed [Y]): the row's token under the mask and its confidence,
     after penalties. proposals: what `choose` gave without the mask, for rows that this pass saw masked. guesses: what
     this pass saw in masked rows. left: tokens that the answer may still have, row `front` and the end token included;
-    None: endings are not watched (proposals of `draft`). stop: the row before which the walk ends, N by default.
+    None: endings are not watched (proposals of `draft`).
 
     tau below 0 settles every row: a whole block of proposals for `draft`, on a copy of the matcher.
     """
     rows, tokens, confidence = [], [], []
-    stop = len(canvas.tokens) if stop is None else stop
     free: list[int] = []  # forced tokens that still wait for their rows
     row, is_done = front, False
-    while row < stop and not is_done:
+    while row < len(canvas.tokens) and not is_done:
         room = None if left is None else left - (row - front)
         if not canvas.pinned[row]:
             free = free or matcher.forced()
