@@ -1,9 +1,13 @@
-"""What `auto` learns from a request is what its rounds came to."""
+"""What `auto` learns from a request is what its rounds and blocks came to."""
+
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 from test_auto import TABLE
 from test_batching import remade
 
+from fourleaf.engine.cost import CostTable
 from fourleaf.engine.request import GenerateParams
 
 
@@ -26,3 +30,27 @@ def test_what_is_told_of_rounds_are_the_tokens_that_they_decided(random_engine, 
     assert (modes[0], modes[-1]) == ("draft", "ar"), "the case must begin with rounds, and have all of them told"
     assert len(rounds) == last.usage.blocks > 0
     assert sum(rounds) == last.usage.stood + len(rounds)
+
+
+def test_a_pass_that_the_prefill_carries_and_one_behind_a_step_are_no_fused_forwards(random_engine):
+    """`fused` stands for the commit of a block with a pass on the next: twice the rows of what the others cost."""
+    engine, told, frames = remade(random_engine), [], []
+    fleet = engine._fleet
+    never = ((1, 100.0), (512, 100.0))
+    fleet.table = CostTable({**TABLE.curves, "verify": never})  # by which a cold start tries `diffuse`
+    fleet.everyone.add = lambda outcome, choice: told.append(outcome)
+    params = GenerateParams(mode="auto", lossless=False, max_tokens=60, logit_bias=((engine.end_id, -100.0),))
+    *_, last = engine.generate([40] * 20, params, frames.append)
+    modes = last.usage.modes
+    assert modes[0] == "diffuse"
+    assert {("diffuse", "diffuse"), ("ar", "diffuse")} & set(pairwise(modes)), "the case must come back to it"
+    assert [outcome.mode for outcome in told] == list(modes[:-1])
+    blocks = Counter(frame.block_index for frame in frames)
+    canvases, before = 0, None
+    for outcome in told:
+        if outcome.mode == "diffuse":
+            passes = blocks[canvases]
+            assert outcome.fused == (before == "diffuse")
+            assert outcome.passes == passes - (before in (None, "diffuse"))
+            canvases += 1
+        before = outcome.mode

@@ -120,7 +120,7 @@ class Infilling(Sequence):
     def take(self, need: Need, logits: Tensor) -> Delta | None:
         if self._tail is not None:
             return self._with_unsent(super().take(need, logits))
-        num_causal = self._count(need)
+        self._count(need)
         self.accepted = 0
         if not need.is_held:
             self.num_cached += len(need.causal)
@@ -132,7 +132,6 @@ class Infilling(Sequence):
         if need.canvas is None:
             return None
         self._tally.passes += 1
-        self._tally.fused += num_causal > 0
         return self._next_canvas(logits)
 
     @property
@@ -232,7 +231,6 @@ class Infilling(Sequence):
     def _judge(self, held: list[int], logits: Tensor) -> Delta | None:
         """The causal logits say how likely a denoised trial is."""
         gap = self._open_gap
-        self._tally.verified += len(held)
         place = self._place(held, logits)
         gap.places.append(place)
         if place.score > EVEN:
@@ -252,7 +250,6 @@ class Infilling(Sequence):
     def _walk(self, held: list[int], logits: Tensor) -> Delta | None:
         """One step: how likely the pins would be here, and where not likely enough, the gap's next token."""
         gap, num = self._open_gap, len(self._open_gap.path)
-        self._tally.verified += len(held)
         if self.observe is not None:  # no token leaves before the gap has ended, and who watches may want to cancel
             shown = Frame(self._tally.blocks, len(self.known), num, tuple(held), (False,) * len(held))
             self.observe(shown)

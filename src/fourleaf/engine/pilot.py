@@ -50,7 +50,7 @@ class Fleet:
 class Tally:
     """What one answer has taken so far. tokens: decided, an end token included, `drafted` of them by rounds; steps: of
     `ar`; verified: rows that were; proposals: those among them, of which `stood` did; passes: denoise passes, `fused`
-    of them in a forward with a commit or a prefill; forwards, rows: after the prefill."""
+    of them in a forward with the commit of a block, one `carried` by the prefill; forwards, rows: after the prefill."""
 
     tokens: int = 0
     forwards: int = 0
@@ -58,6 +58,7 @@ class Tally:
     steps: int = 0
     passes: int = 0
     fused: int = 0
+    carried: int = 0
     verified: int = 0
     proposals: int = 0
     stood: int = 0
@@ -115,7 +116,7 @@ class Pilot:
         tokens = now.drafted - since.drafted if mode == "draft" else now.tokens - since.tokens
         verified = now.verified - since.verified
         fused = now.fused - since.fused if mode == "diffuse" else 0
-        alone = now.passes - since.passes - fused
+        alone = now.passes - since.passes - fused - (now.carried - since.carried)
         seconds = auto.spent_seconds(
             self._fleet.table,
             mode,

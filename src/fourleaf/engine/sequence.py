@@ -156,7 +156,10 @@ class Sequence:
         if self.canvas is None:
             return self._next_token(logits)
         self._tally.passes += 1
-        self._tally.fused += num_causal > 0
+        if not self._num_draws:
+            self._tally.carried = 1
+        elif num_causal > 1:
+            self._tally.fused += 1
         return self._propose(logits) if self._mode == "draft" else self._next_pass(logits)
 
     def _count(self, need: Need) -> int:
