@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 from fastapi.testclient import TestClient
@@ -49,7 +50,7 @@ def test_a_request_is_a_span_with_its_queue_prefill_and_decoding_inside(traced, 
     assert times == sorted(times)
     counts = spans["decode"].attributes
     assert (counts["fourleaf.passes"], counts["fourleaf.completion_tokens"]) == (10, 136)
-    assert counts["fourleaf.commits"] == 34, "pieces of four tokens"
+    assert counts["fourleaf.pieces"] == 34, "of four tokens"
     assert counts["gen_ai.response.finish_reasons"] == ("stop",)
 
 
@@ -59,6 +60,43 @@ def test_each_of_several_answers_has_its_own_spans(traced, scripted):
         client.post("/v1/completions", json={"model": "cabin", "prompt": ["a", "b"]})
         names = [span.name for span in exported.get_finished_spans()]
     assert sorted(names) == sorted(["queue", "prefill", "decode"] * 2 + ["POST /v1/completions"])
+
+
+def test_an_infilling_counts_its_pieces(traced, tiny_engine):
+    client, exported = traced(tiny_engine(96))
+    with client:
+        template = ["abcde", {"gap": {"max_tokens": 3}}, "z"]
+        client.post("/v1/infill", json={"model": "tiny", "prompt": "xy", "template": template})
+        (decode,) = [span for span in exported.get_finished_spans() if span.name == "decode"]
+    assert decode.attributes["fourleaf.pieces"] >= 2, "five pinned tokens are two"
+
+
+def test_a_prompt_that_is_scored_has_not_been_prefilled_yet(traced, tiny_engine, monkeypatch):
+    engine = tiny_engine(96)
+    generate = engine.generate
+
+    def late(*words):
+        time.sleep(0.1)
+        yield from generate(*words)
+
+    monkeypatch.setattr(engine, "generate", late)
+    client, exported = traced(engine)
+    with client:
+        body = {"model": "tiny", "prompt": "xy", "echo": True, "logprobs": 0, "max_tokens": 2}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        (prefill,) = [span for span in exported.get_finished_spans() if span.name == "prefill"]
+    assert prefill.end_time - prefill.start_time >= 0.1 * 1e9
+
+
+def test_a_decision_has_no_decoding_and_is_not_called_unfinished(traced, tiny_engine):
+    client, exported = traced(tiny_engine(512))
+    questions = {"q": {"type": "noul", "instructions": "Is it night?"}}
+    with client:
+        body = {"model": "tiny", "state": "It is dark.", "questions": questions}
+        assert client.post("/v1/systemone", json=body).status_code == 200
+    spans = {span.name: span for span in exported.get_finished_spans()}
+    assert spans.keys() == {"queue", "prefill", "POST /v1/systemone"}
+    assert not [span for span in spans.values() if "fourleaf.unfinished" in span.attributes]
 
 
 def test_no_span_holds_words_or_keys_and_a_fault_is_an_error(traced, scripted):

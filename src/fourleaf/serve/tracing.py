@@ -3,9 +3,10 @@
     POST /v1/...            from the first byte in to the last one out; a child of the client's span where it sent one
       queue                 in line, until a thread takes the request
       prefill               the prompt, up to the first pass or token that came of it; waiting in the engine included
-      decode                the rest; how many forwards, passes, blocks and commits there were, and not a span for each
+      decode                the rest; how many forwards, passes, blocks and pieces there were, and not a span for each
 
-A request for several answers has the inner spans several times. No span holds what was said, nor a key.
+A request for several answers has the inner spans several times; a decision is read off its prompt and has no decode. No
+span holds what was said, nor a key.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fourleaf.serve.answer import Committed, Finish
+from fourleaf.serve.filling import Piece
 from fourleaf.serve.worker import Job
 
 Work = Callable[[Job[Any]], Generator[Any]]
@@ -44,12 +46,13 @@ class _Seen:
 
     begun: int
     first: int | None = None  # nanoseconds, as all times here
-    commits: int = 0
+    pieces: int = 0
     finish: Finish | None = None
 
     def note(self, item: Any) -> None:
-        self.first = self.first or time.time_ns()
-        self.commits += isinstance(item, Committed)
+        if isinstance(item, Committed | Piece | Finish):
+            self.first = self.first or time.time_ns()
+        self.pieces += isinstance(item, Committed | Piece)
         if isinstance(item, Finish):
             self.finish = item
 
@@ -90,9 +93,9 @@ class Tracing:
             modes = counts.pop("modes")
             attributes = {f"fourleaf.{name}": value for name, value in counts.items()}
             attributes |= {"fourleaf.modes": list(modes)} if modes else {}
-            attributes |= {"fourleaf.commits": seen.commits, "gen_ai.response.finish_reasons": [seen.finish.reason]}
+            attributes |= {"fourleaf.pieces": seen.pieces, "gen_ai.response.finish_reasons": [seen.finish.reason]}
         else:
-            attributes = {"fourleaf.commits": seen.commits, "fourleaf.unfinished": True}
+            attributes = {"fourleaf.pieces": seen.pieces, "fourleaf.unfinished": True}
         spans: list[tuple[str, int, int, dict[str, Any]]] = [
             ("queue", queued, seen.begun, {}),
             ("prefill", seen.begun, first or ended, {}),
