@@ -32,7 +32,20 @@ class ModelNotFoundError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and requested answer exceed the model's context."""
+    """Prompt and requested answer exceed the model's context. `prompt_tokens` and `max_prompt_tokens`, where the prompt
+    alone does: how long it is, and how long it may be."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        prompt_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.prompt_tokens, self.max_prompt_tokens = prompt_tokens, max_prompt_tokens
 
 
 class CheckpointError(FourleafError):

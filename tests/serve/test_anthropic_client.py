@@ -1,6 +1,7 @@
 """The official `anthropic` package against a server that really listens."""
 
 import json
+from typing import Any
 
 import anthropic
 import httpx2
@@ -151,6 +152,19 @@ def test_a_limit_beyond_the_context_asks_for_all_that_is_left(client_of, scripte
     with client.messages.stream(model="cabin", max_tokens=128_000, messages=SAID) as stream:
         assert stream.get_final_message().stop_reason == reason
     assert ask(client, max_tokens=room).stop_reason == ("end_turn" if reason == "end_turn" else "max_tokens")
+
+
+def test_too_long_a_prompt_is_said_in_anthropics_words_and_counted(client_of, scripted):
+    client = client_of(scripted("Hi.", max_context=64), fixed_tools=None)
+    said = [{"role": "user", "content": "a" * 100}]
+    counted = client.messages.count_tokens(model="cabin", messages=said).input_tokens
+    assert counted > 100
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, messages=said)
+    body: Any = caught.value.body
+    error = body["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(f"prompt is too long: {counted} tokens > 63 maximum"), "clients look for this"
 
 
 def test_parameters_reach_the_engine(client_of, scripted):

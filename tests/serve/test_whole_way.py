@@ -124,6 +124,22 @@ def test_who_misses_a_path_hears_the_nearest(client, path):
     assert "Did you mean" not in client.get("/docs").json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/tokenizer_info", "/tokenizer_info"),
+        ("/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/openapi.json", "/openapi.json"),
+        ("/models", "/v1/models"),
+    ],
+)
+def test_every_path_can_be_the_nearest(client, wrong, right):
+    said = client.get(wrong).json()
+    assert said["error"]["message"].endswith(f"Did you mean {right}?")
+
+
 def test_metrics_tell_memory_and_what_of_the_drafts_stood(client):
     def read() -> dict[str, float]:
         lines = client.get("/metrics").text.splitlines()

@@ -60,6 +60,8 @@ def fit(
             f"and the answer needs at least 1. Shorten the {prompt} to {max_context - 1} tokens.",
             param=prompt,
             code="context_length_exceeded",
+            prompt_tokens=prompt_tokens,
+            max_prompt_tokens=max_context - 1,
         )
     if wanted is None:
         return min(GenerateParams.max_tokens, room)

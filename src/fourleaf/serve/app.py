@@ -96,7 +96,7 @@ def create_app(
     if tracing is not None:
         app.add_middleware(tracing.middleware)
     app.add_middleware(RequestLog)
-    install(app, [*(f"/v1{path}" for path in ENDPOINTS), "/v1/models", "/v1/capabilities", "/metrics"])
+    install(app, openapi.known_paths(settings))
     about = _About(server)
     for path in ("/health", "/v1/health"):
         app.add_api_route(path, about.health, methods=["GET"])

@@ -72,9 +72,13 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def anthropic_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The same in Anthropic's shape."""
+    """The same in Anthropic's shape. A prompt that is too long is said in Anthropic's words first: clients that shorten
+    what they sent look for these, and for the numbers."""
     status, body = error_body(error)
-    return status, _anthropic(status, body["error"]["message"])
+    message = body["error"]["message"]
+    if isinstance(error, ContextLengthError) and error.prompt_tokens is not None:
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.max_prompt_tokens} maximum. {message}"
+    return status, _anthropic(status, message)
 
 
 def _anthropic(status: int, message: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from fourleaf.engine.request import Frame
-from fourleaf.errors import RequestError
+from fourleaf.errors import ContextLengthError, RequestError
 from fourleaf.serve.answer import Finish, Item
 from fourleaf.serve.anthropic import NAMES, parse_messages_request
 from fourleaf.serve.body import renamed
@@ -41,9 +41,14 @@ async def messages(server: Server, request: Request) -> Response:
 
 
 async def count_tokens(server: Server, request: Request) -> Response:
-    """How long a prompt is, as the same request to /v1/messages would have it."""
+    """How long a prompt is, as the same request to /v1/messages would have it, and also where it is too long for it."""
     asked = parse_messages_request(await server.body(request), counts=True)
-    prepared = await run_in_threadpool(_prepare, server.find(asked.model), asked)
+    try:
+        prepared = await run_in_threadpool(_prepare, server.find(asked.model), asked)
+    except ContextLengthError as error:
+        if error.prompt_tokens is None:
+            raise
+        return JSONResponse({"input_tokens": error.prompt_tokens})
     return JSONResponse({"input_tokens": len(prepared.prompt_ids)})
 
 

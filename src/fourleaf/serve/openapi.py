@@ -106,10 +106,15 @@ MANAGING = (
 )
 
 
+def known_paths(settings: Settings) -> list[str]:
+    """Every path of a server as it can be asked for: without those that hold a model's name."""
+    return [path for path in (*_looks(), *(post.path for post in _posts(settings))) if "{" not in path]
+
+
 def document(names: Sequence[str], settings: Settings) -> dict[str, Any]:
     """The whole document, of a server with these models."""
     paths: dict[str, Any] = _looks()
-    for post in (*POSTS, *(MANAGING if settings.can_manage else ())):
+    for post in _posts(settings):
         paths[post.path] = {"post": _post(post)}
     schemes: dict[str, Any] = {
         "bearer": {"type": "http", "scheme": "bearer"},
@@ -130,6 +135,10 @@ def document(names: Sequence[str], settings: Settings) -> dict[str, Any]:
         for path in ("/health", "/v1/health"):
             made["paths"][path]["get"]["security"] = []
     return made
+
+
+def _posts(settings: Settings) -> tuple[Post, ...]:
+    return (*POSTS, *(MANAGING if settings.can_manage else ()))
 
 
 def _post(post: Post) -> dict[str, Any]:
