@@ -1,5 +1,6 @@
 """What a client does wrong comes back as a 4xx in OpenAI's shape that names the field, and the server lives on."""
 
+import asyncio
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from fourleaf.serve.app import create_app
 from fourleaf.serve.openai import NEUTRAL
+from fourleaf.serve.settings import Settings
 from fourleaf.tasks.cabin.schema import TOOLS
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -255,3 +257,21 @@ def test_no_page_of_another_origin_may_read_answers(client):
         headers={"Origin": "https://example.com", "Access-Control-Request-Method": "POST"},
     )
     assert preflight.status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models/load"])
+def test_who_leaves_while_a_body_comes_is_no_fault_of_the_servers(engine, caplog, path):
+    parts: list[dict] = [{"type": "http.request", "body": b'{"mod', "more_body": True}]
+    sent: list[dict] = []
+
+    async def receive() -> dict:
+        return parts.pop() if parts else {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"host", b"127.0.0.1")], "query_string": b""}
+    app = create_app(engine, settings=Settings(can_manage=True))
+    asyncio.run(app(scope | {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}, receive, send))
+    assert sent[0]["status"] == 499
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -13,14 +13,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from fourleaf.decide.questions import InvalidDecisionError
 from fourleaf.errors import ContextLengthError, ModelNotFoundError, RequestError
 from fourleaf.serve.door import KeyRefusedError, OriginRefusedError
 from fourleaf.serve.models import NotReadyError
 from fourleaf.serve.server import BodyTooLargeError
+from fourleaf.serve.stream import GONE
 from fourleaf.serve.worker import BusyError, RequestTimeoutError
 from fourleaf.text.tokenizer import replace_surrogates
 
@@ -126,8 +128,10 @@ def _body(message: str, kind: str, param: str | None = None, code: str | None = 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: Exception, path: str = "") -> JSONResponse:
+def error_response(error: Exception, path: str = "") -> Response:
     """The response for an error on a path, with the headers that its status wants."""
+    if isinstance(error, ClientDisconnect):  # while its body came: nobody's fault, and nobody reads this
+        return Response(status_code=GONE)
     in_shape = error_body
     if path.startswith(ANTHROPIC_PATH):
         in_shape = anthropic_error
@@ -148,7 +152,7 @@ def _hint(path: str, known: Sequence[str]) -> str:
 def install(app: FastAPI, paths: Sequence[str] = ()) -> None:
     """Gives every error of the app this shape, those of the framework included. paths: what a wrong one may mean."""
 
-    async def ours(request: Request, error: Exception) -> JSONResponse:
+    async def ours(request: Request, error: Exception) -> Response:
         return error_response(error, request.url.path)
 
     async def framework(request: Request, error: Exception) -> JSONResponse:
@@ -166,6 +170,6 @@ def install(app: FastAPI, paths: Sequence[str] = ()) -> None:
             body = _systemone(status, message)
         return JSONResponse(body, status, error.headers)
 
-    for kind in (RequestError, BusyError, RequestTimeoutError, Exception):
+    for kind in (RequestError, BusyError, RequestTimeoutError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(HTTPException, framework)
