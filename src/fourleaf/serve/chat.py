@@ -11,13 +11,12 @@ from starlette.concurrency import run_in_threadpool
 
 from fourleaf.engine.request import Frame
 from fourleaf.serve.answer import Finish, Item
-from fourleaf.serve.chunks import Choice, Chunk, Stamp, fold
-from fourleaf.serve.faults import error_body
+from fourleaf.serve.chunks import Choice, Chunk, Stamp, fold, streamed
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import ChatRequest, Prepared, parse_chat_request, prepare
 from fourleaf.serve.server import Server
 from fourleaf.serve.snapshot import Snapshots
-from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
+from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.usage import usage_of_choices
 
 
@@ -74,20 +73,10 @@ class _Reply:
             parts += self._chunks(index, item)
         return JSONResponse(fold(self._stamp, parts, self._usage()))
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events, with comment lines to keep the connection open while nothing is ready."""
-        extra: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
-        for index in range(len(self._choices)):
-            yield event(self._stamp.role_chunk(index) | extra)
-        try:
-            async for pair in with_pings(self._answers.items(), self._ping_seconds):
-                if pair is None:
-                    yield PING
-                    continue
-                for chunk in self._chunks(*pair):
-                    yield event(chunk | extra)
-            if self._asked.include_usage:
-                yield event(self._stamp.usage_chunk(self._usage()))
-        except Exception as error:  # the status is sent already: what is left is a line that says so
-            yield event(error_body(error)[1])
-        yield DONE
+    def _usage_chunk(self) -> Chunk:
+        return self._stamp.usage_chunk(self._usage())
+
+    def events(self) -> AsyncIterator[bytes]:
+        roles = [self._stamp.role_chunk(index) for index in range(len(self._choices))]
+        last = self._usage_chunk if self._asked.include_usage else None
+        return streamed(self._answers, self._ping_seconds, self._chunks, last, roles)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from fourleaf.serve.answer import Committed, Finish, Item
+from fourleaf.serve.faults import error_body
 from fourleaf.serve.logprobs import chat_entries
+from fourleaf.serve.stream import DONE, PING, Answers, event, with_pings
 from fourleaf.text.router import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from fourleaf.text.tokenizer import Tokenizer
 
@@ -36,8 +38,9 @@ class Stamp:
         """The first chunk; it needs nothing of the answer, and so it can be sent at once."""
         return self.chunk({"role": "assistant", "content": ""}, index=index)
 
-    def usage_chunk(self, usage: dict[str, Any]) -> Chunk:
-        return self.head("chat.completion.chunk") | {"choices": [], "usage": usage}
+    def usage_chunk(self, usage: dict[str, Any], kind: str = "chat.completion.chunk") -> Chunk:
+        """The last chunk of a stream that was asked for usage."""
+        return self.head(kind) | {"choices": [], "usage": usage}
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -47,6 +50,36 @@ class Stamp:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+
+async def streamed(
+    answers: Answers[Any],
+    ping_seconds: float,
+    chunks: Callable[[int, Any], Iterable[Chunk]],
+    usage_chunk: Callable[[], Chunk] | None,
+    first: Iterable[Chunk] = (),
+) -> AsyncIterator[bytes]:
+    """Server-sent events of what `chunks` makes of each item of a choice, and comment lines to keep the connection open
+    while nothing is ready.
+
+    first        sent at once
+    usage_chunk  the last chunk, where usage was asked for: the others then say that they have none
+    """
+    extra: dict[str, Any] = {} if usage_chunk is None else {"usage": None}
+    for chunk in first:
+        yield event(chunk | extra)
+    try:
+        async for pair in with_pings(answers.items(), ping_seconds):
+            if pair is None:
+                yield PING
+                continue
+            for chunk in chunks(*pair):
+                yield event(chunk | extra)
+        if usage_chunk is not None:
+            yield event(usage_chunk())
+    except Exception as error:  # the status is sent already: what is left is a line that says so
+        yield event(error_body(error)[1])
+    yield DONE
 
 
 class Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,14 +15,13 @@ from starlette.concurrency import run_in_threadpool
 from fourleaf.engine.request import Decoder, Frame, GenerateParams, TokenLogprob, Usage
 from fourleaf.serve.answer import Committed, Finish, Item, answer, fit
 from fourleaf.serve.body import parse, refuse, shown
-from fourleaf.serve.chunks import Chunk, Stamp
+from fourleaf.serve.chunks import Chunk, Stamp, streamed
 from fourleaf.serve.decoding import Decode, each_choice, top_logprobs
-from fourleaf.serve.faults import error_body
 from fourleaf.serve.logprobs import CompletionLogprobs
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import StreamOptions, admit
 from fourleaf.serve.server import Server, watcher
-from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
+from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.tools import Offer
 from fourleaf.serve.usage import usage_of_choices
 from fourleaf.serve.worker import Job
@@ -232,22 +231,15 @@ class _Reply:
         wire = [self._wire(index) for index in range(len(self._choices))]
         return JSONResponse(self._stamp.head("text_completion") | {"choices": wire, "usage": self._usage()})
 
-    def _chunk(self, index: int) -> Chunk:
-        return self._stamp.head("text_completion") | {"choices": [self._wire(index)]}
+    def _chunks(self, index: int, item: Item | Scored | Frame) -> Iterator[Chunk]:
+        self._take(index, item)
+        if isinstance(item, ContentDelta | Finish):
+            yield self._stamp.head("text_completion") | {"choices": [self._wire(index)]}
 
-    async def events(self) -> AsyncIterator[bytes]:
-        wants_usage = bool(self._asked.stream_options and self._asked.stream_options.include_usage)
-        extra: dict[str, Any] = {"usage": None} if wants_usage else {}
-        try:
-            async for pair in with_pings(self._answers.items(), self._ping_seconds):
-                if pair is None:
-                    yield PING
-                    continue
-                self._take(*pair)
-                if isinstance(pair[1], ContentDelta | Finish):
-                    yield event(self._chunk(pair[0]) | extra)
-            if wants_usage:
-                yield event(self._stamp.head("text_completion") | {"choices": [], "usage": self._usage()})
-        except Exception as error:  # the status is sent already
-            yield event(error_body(error)[1])
-        yield DONE
+    def _usage_chunk(self) -> Chunk:
+        return self._stamp.usage_chunk(self._usage(), "text_completion")
+
+    def events(self) -> AsyncIterator[bytes]:
+        options = self._asked.stream_options
+        last = self._usage_chunk if options and options.include_usage else None
+        return streamed(self._answers, self._ping_seconds, self._chunks, last)

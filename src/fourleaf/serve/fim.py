@@ -8,7 +8,7 @@ one gets the suffix as text that is pinned behind a gap.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,15 +23,14 @@ from fourleaf.engine.template import Gap
 from fourleaf.serve.answer import Finish, fit
 from fourleaf.serve.body import parse, refuse
 from fourleaf.serve.capabilities import fim_tokens
-from fourleaf.serve.chunks import Chunk, Stamp
+from fourleaf.serve.chunks import Chunk, Stamp, streamed
 from fourleaf.serve.decoding import Decode, each_choice
-from fourleaf.serve.faults import error_body
 from fourleaf.serve.filling import Filled, Piece, encoded, usage_of
 from fourleaf.serve.infill import admitted, filling
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import StreamOptions
 from fourleaf.serve.server import Server
-from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
+from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.template import wish_for_mode
 from fourleaf.text.stops import StopFilter
 
@@ -161,30 +160,22 @@ class _Reply:
         ]
         return JSONResponse(self._stamp.head("text_completion") | {"choices": choices, "usage": self._usage()})
 
-    def _chunk(self, index: int, text: str) -> Chunk:
-        choice = {
-            "index": index,
-            "text": text,
-            "delta": {"role": "assistant", "content": text},
-            "logprobs": None,
-            "finish_reason": self._reason(index),
-        }
-        return self._stamp.head("text_completion") | {"choices": [choice]}
+    def _chunks(self, index: int, item: Piece | Finish | Frame) -> Iterator[Chunk]:
+        assert not isinstance(item, Frame)
+        text = self._text(index, item)
+        if text or isinstance(item, Finish):
+            choice = {
+                "index": index,
+                "text": text,
+                "delta": {"role": "assistant", "content": text},
+                "logprobs": None,
+                "finish_reason": self._reason(index),
+            }
+            yield self._stamp.head("text_completion") | {"choices": [choice]}
 
-    async def events(self) -> AsyncIterator[bytes]:
-        extra: dict[str, Any] = {"usage": None} if self._wants_usage else {}
-        try:
-            async for pair in with_pings(self._answers.items(), self._ping_seconds):
-                if pair is None:
-                    yield PING
-                    continue
-                index, item = pair
-                assert not isinstance(item, Frame)
-                text = self._text(index, item)
-                if text or isinstance(item, Finish):
-                    yield event(self._chunk(index, text) | extra)
-            if self._wants_usage:
-                yield event(self._stamp.head("text_completion") | {"choices": [], "usage": self._usage()})
-        except Exception as error:  # the status is sent already
-            yield event(error_body(error)[1])
-        yield DONE
+    def _usage_chunk(self) -> Chunk:
+        return self._stamp.usage_chunk(self._usage(), "text_completion")
+
+    def events(self) -> AsyncIterator[bytes]:
+        last = self._usage_chunk if self._wants_usage else None
+        return streamed(self._answers, self._ping_seconds, self._chunks, last)

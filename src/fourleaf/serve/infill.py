@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,14 @@ from fourleaf.engine.request import Decoder, Frame, GenerateParams
 from fourleaf.errors import RequestError
 from fourleaf.serve.answer import Finish
 from fourleaf.serve.body import parse, refuse, renamed
-from fourleaf.serve.chunks import Chunk, Stamp
+from fourleaf.serve.chunks import Chunk, Stamp, streamed
 from fourleaf.serve.constraint import Choice, constrained, read_format
 from fourleaf.serve.decoding import Decode, each_choice
-from fourleaf.serve.faults import error_body
 from fourleaf.serve.filling import Filled, Piece, encoded, fill, usage_of
 from fourleaf.serve.models import Served
 from fourleaf.serve.openai import StreamOptions, admit
 from fourleaf.serve.server import Server, watcher
-from fourleaf.serve.stream import DONE, PING, Answers, EventStream, event, whole, with_pings
+from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.template import read_template, wish_for_mode
 from fourleaf.serve.tools import Offer
 from fourleaf.serve.worker import Job
@@ -131,27 +130,19 @@ class _Reply:
         assert choice.finish is not None
         return {"index": index, "gaps": choice.wire_gaps(), "finish_reason": choice.finish.reason}
 
-    def _chunk(self, index: int, item: Piece | Finish) -> Chunk:
+    def _chunks(self, index: int, item: Piece | Finish | Frame) -> Iterator[Chunk]:
         """A piece of text with the gap that it fills; the last chunk of a choice has its gaps as a whole."""
+        assert not isinstance(item, Frame)
         self._choices[index].take(item)
         if isinstance(item, Finish):
             choice = self._end(index) | {"text": "", "gap": None}
         else:
             choice = {"index": index, "text": item.text, "gap": item.gap, "finish_reason": None}
-        return self._stamp.head("infill.chunk") | {"choices": [choice]}
+        yield self._stamp.head("infill.chunk") | {"choices": [choice]}
 
-    async def events(self) -> AsyncIterator[bytes]:
-        extra: dict[str, Any] = {"usage": None} if self._wants_usage else {}
-        try:
-            async for pair in with_pings(self._answers.items(), self._ping_seconds):
-                if pair is None:
-                    yield PING
-                    continue
-                index, item = pair
-                assert not isinstance(item, Frame)
-                yield event(self._chunk(index, item) | extra)
-            if self._wants_usage:
-                yield event(self._stamp.head("infill.chunk") | {"choices": [], "usage": usage_of(self._choices)})
-        except Exception as error:  # the status is sent already
-            yield event(error_body(error)[1])
-        yield DONE
+    def _usage_chunk(self) -> Chunk:
+        return self._stamp.usage_chunk(usage_of(self._choices), "infill.chunk")
+
+    def events(self) -> AsyncIterator[bytes]:
+        last = self._usage_chunk if self._wants_usage else None
+        return streamed(self._answers, self._ping_seconds, self._chunks, last)
