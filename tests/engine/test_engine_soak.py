@@ -6,6 +6,7 @@ import pytest
 import script
 
 from fourleaf.engine.cost import KINDS, CostTable
+from fourleaf.measure.specimen import specimen
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def test_bug_kind_16_a_sample_of_the_soak_finds_nothing(soak, byte_tokenizer, mo
     table = CostTable(dict.fromkeys(KINDS, ((1, 0.002), (32, 0.005), (512, 0.05))))
     monkeypatch.setattr("fourleaf.engine.engine.table_of", lambda model, folder: table)
     report = soak.Report()
-    engine = soak.random_engine(byte_tokenizer, 0)
+    engine = specimen(byte_tokenizer, 0)
     soak.soak(engine, round(0.02 * soak.NUM_REQUESTS), 1, report, True, num_pages=12)
     assert report.wrong == []
     for name in ("cancelled", "preempted", "hit tokens", "evicted pages", "snapshots", "under a grammar", *soak.MODES):
@@ -28,7 +29,7 @@ def test_bug_kind_16_a_sample_of_the_soak_finds_nothing(soak, byte_tokenizer, mo
 
 def test_what_is_left_behind_is_found(soak, byte_tokenizer):
     report = soak.Report()
-    engine = soak.random_engine(byte_tokenizer, 0)
+    engine = specimen(byte_tokenizer, 0)
     core = engine.core
     core.submit(engine.admit([20] * 40, soak.GenerateParams(mode="ar")), lambda delta: None)
     core.step()
@@ -37,7 +38,7 @@ def test_what_is_left_behind_is_found(soak, byte_tokenizer):
 
 
 def test_an_answer_that_is_another_alone_is_found(soak, byte_tokenizer):
-    engine = soak.random_engine(byte_tokenizer, 0)
+    engine = specimen(byte_tokenizer, 0)
     answer = soak.Answer([20] * 40, soak.GenerateParams(mode="ar", max_tokens=5))
     engine.core.submit(engine.admit(answer.prompt, answer.params), answer.hear)
     while engine.core.step():
