@@ -251,3 +251,14 @@ def test_a_chat_takes_a_template_as_its_answer(client):
     assert body["usage"]["fourleaf"]["mode"] == "diffuse"
     refused = client.post("/v1/chat/completions", json={**fields, "infill": [{"gap": 3}]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "infill[0].gap")
+
+
+@pytest.mark.parametrize("mode", ["ar", "draft", "diffuse"])
+@pytest.mark.parametrize("diffusing", [False, True])
+def test_a_chat_streams_the_answer_that_it_gives_whole(client, mode, diffusing):
+    fields = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "infill": TEMPLATE, "mode": mode}
+    fields |= {"temperature": 1.0, "seed": 5}
+    whole = client.post("/v1/chat/completions", json=fields).json()["choices"][0]["message"]["content"]
+    chunks = chunks_of(client.post("/v1/chat/completions", json={**fields, "stream": True, "diffusing": diffusing}))
+    texts = [text for chunk in chunks if (text := chunk["choices"][0]["delta"].get("content"))]
+    assert (texts[-1] if diffusing else "".join(texts)) == whole

@@ -131,6 +131,26 @@ def test_every_event_of_a_stream_is_documented(scripted, call_text, path, more):
         assert [event for event in events if not fits(schema, event)] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/infill", {"template": ["ab", {"gap": {"max_tokens": 5}}, "c", {"gap": {"max_tokens": 3}}], "n": 2}),
+        ("/v1/fim/completions", {"suffix": "c", "max_tokens": 5}),
+    ],
+)
+def test_every_piece_of_an_infilling_is_documented(tiny_engine, path, more):
+    answer = next(post.answer for post in POSTS if post.path == path)
+    body = {"model": "tiny", "prompt": "xy", "temperature": 1, **more}
+    with TestClient(create_app(tiny_engine(96))) as client:
+        whole = client.post(path, json=body)
+        stream = client.post(path, json=body | {"stream": True} | USAGE)
+    assert (whole.status_code, stream.status_code) == (200, 200)
+    assert validator(SCHEMAS[answer]).is_valid(whole.json())
+    events = events_of(stream.text)
+    assert len(events) > 2
+    assert [event for event in events if not fits(EVENTS[path], event)] == []
+
+
 def test_a_schema_of_an_answer_has_no_field_too_few():
     """Objects of answers are closed, so that the tests above can fail."""
     event = {"data": '{"type":"content_block_stop","index":0}', "event": "content_block_stop"}
