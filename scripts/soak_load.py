@@ -212,7 +212,9 @@ async def resident_mib(http: httpx2.AsyncClient, url: str) -> int:
 
 async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespace, report: Report) -> None:
     """Everything, up to and a little beyond SIGTERM."""
-    async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=60) as http:
+    # It says where it will listen before it does.
+    waiting = httpx2.AsyncHTTPTransport(retries=12)
+    async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=60, transport=waiting) as http:
         card = (await http.get("capabilities")).json()["data"][0]
     model, began = card["id"], time.monotonic()
     until = began + chosen.seconds

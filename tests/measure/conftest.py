@@ -30,13 +30,15 @@ def checkpoint(byte_tokenizer, tmp_path_factory) -> Callable[..., Path]:
         ids = {"eos_token_id": byte_tokenizer.end_id, "vocab_size": byte_tokenizer.vocab_size}
         if is_block_diffusion:
             ids |= {"block_size": 32, "mask_token_id": byte_tokenizer.mask_id}
-        model = Transformer(
-            ModelConfig(**(SHAPES | (shapes.EXPERTS if moe else shapes.DENSE | {"tie_word_embeddings": True}) | ids))
-        )
-        random = torch.Generator().manual_seed(3)
-        with torch.no_grad():
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(4)  # before the start too: what ran earlier must not decide what the model says
+            model = Transformer(
+                ModelConfig(
+                    **(SHAPES | (shapes.EXPERTS if moe else shapes.DENSE | {"tie_word_embeddings": True}) | ids)
+                )
+            )
             for parameter in model.parameters():
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
+                parameter.add_(0.2 * torch.randn(parameter.shape))
         folder = tmp_path_factory.mktemp("tiny")
         save_model(model, folder)
         byte_tokenizer.save(folder / "tokenizer.json")

@@ -160,7 +160,7 @@ def test_the_figures_of_a_run_belong_together(measured):
     assert ar.break_even_tpf == 1
     assert diffuse.break_even_tpf == pytest.approx(diffuse.forward_ms / ar.forward_ms)
     # What TPF and break-even promise is what the clock says, up to what falls between the forwards.
-    assert diffuse.tpf / ar.tpf / diffuse.break_even_tpf == pytest.approx(up.after_prefill.value, rel=0.2)
+    assert diffuse.tpf / ar.tpf / diffuse.break_even_tpf == pytest.approx(up.after_prefill.value, rel=0.35)
     blocks = sum(measured.passes.values())
     assert diffuse.passes_per_block == pytest.approx(sum(p * n for p, n in measured.passes.items()) / blocks)
     assert diffuse.tokens_per_block == pytest.approx(diffuse.tokens / blocks)
