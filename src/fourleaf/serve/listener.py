@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from fourleaf.checkpoint.heap import limit_arenas
 from fourleaf.errors import ConfigError
 
 MAX_HEADER_BYTES = 64 * 2**10
@@ -87,6 +88,7 @@ class Listener(uvicorn.Server):
     """Serves an app until SIGINT, SIGTERM or `stop`; then takes nothing new and drains. A second signal ends it."""
 
     def __init__(self, app: FastAPI, drain_seconds: float) -> None:
+        limit_arenas()
         super().__init__(
             uvicorn.Config(
                 app,
