@@ -19,7 +19,7 @@ from fourleaf.serve.chunks import Chunk, Stamp, streamed
 from fourleaf.serve.decoding import Decode, each_choice, top_logprobs
 from fourleaf.serve.logprobs import CompletionLogprobs
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions, admit
+from fourleaf.serve.openai import StreamOptions, admit, only_with_stream
 from fourleaf.serve.server import Server, watcher
 from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.tools import Offer
@@ -68,8 +68,7 @@ class _Choice:
 async def completions(server: Server, request: Request) -> Response:
     """The endpoint. Raises RequestError and BusyError before anything is sent."""
     asked = parse(CompletionRequest, await server.body(request), NEUTRAL)
-    if asked.stream_options is not None and not asked.stream:
-        refuse("stream_options", "is only allowed with stream: true", "invalid_value")
+    only_with_stream(asked, "stream_options")
     served = server.find(asked.model)
     choices = await run_in_threadpool(prepare, served, asked)
     request.state.note = {"model": asked.model, "mode": choices[0].params.mode}

@@ -28,7 +28,7 @@ from fourleaf.serve.decoding import Decode, each_choice
 from fourleaf.serve.filling import Filled, Piece, encoded, usage_of
 from fourleaf.serve.infill import admitted, filling
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions
+from fourleaf.serve.openai import StreamOptions, only_with_stream
 from fourleaf.serve.server import Server
 from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.template import wish_for_mode
@@ -53,8 +53,7 @@ class FimRequest(Decode):
 async def fim_completions(server: Server, request: Request) -> Response:
     """The endpoint. Raises RequestError and BusyError before anything is sent."""
     asked = parse(FimRequest, await server.body(request), NEUTRAL)
-    if asked.stream_options is not None and not asked.stream:
-        refuse("stream_options", "is only allowed with stream: true", "invalid_value")
+    only_with_stream(asked, "stream_options")
     if asked.random_seed is not None and asked.seed is not None:
         refuse("random_seed", "and seed are one and the same: give one of them", "invalid_value")
     asked.seed = asked.random_seed if asked.seed is None else asked.seed

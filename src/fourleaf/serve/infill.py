@@ -20,7 +20,7 @@ from fourleaf.serve.constraint import Choice, constrained, read_format
 from fourleaf.serve.decoding import Decode, each_choice
 from fourleaf.serve.filling import Filled, Piece, encoded, fill, usage_of
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions, admit
+from fourleaf.serve.openai import StreamOptions, admit, only_with_stream
 from fourleaf.serve.server import Server, watcher
 from fourleaf.serve.stream import Answers, EventStream, whole
 from fourleaf.serve.template import read_template, wish_for_mode
@@ -53,8 +53,7 @@ class InfillRequest(Decode):
 async def infill(server: Server, request: Request) -> Response:
     """The endpoint. Raises RequestError and BusyError before anything is sent."""
     asked = parse(InfillRequest, await server.body(request), NEUTRAL)
-    if asked.stream_options is not None and not asked.stream:
-        refuse("stream_options", "is only allowed with stream: true", "invalid_value")
+    only_with_stream(asked, "stream_options")
     served = server.find(asked.model)
     choices = await run_in_threadpool(prepare, served, asked)
     request.state.note = {"model": asked.model, "mode": choices[0].params.mode}

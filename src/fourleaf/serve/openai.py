@@ -56,6 +56,13 @@ class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
+def only_with_stream(asked: Any, *fields: str) -> None:
+    """Raises RequestError for a field that says something about a stream where none was asked for."""
+    for field in fields:
+        if getattr(asked, field) and not asked.stream:
+            refuse(field, "is only allowed with stream: true", "invalid_value")
+
+
 class ChatRequest(Decode):
     """The honoured fields, beside those about decoding. `diffusing` is Mercury's, `chat_template_kwargs` vLLM's,
     `infill` ours."""
@@ -94,9 +101,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
 
 def check_chat_request(request: ChatRequest) -> None:
     """What fields mean together. Raises RequestError."""
-    for field in ("stream_options", "diffusing"):
-        if getattr(request, field) and not request.stream:
-            refuse(field, "is only allowed with stream: true", "invalid_value")
+    only_with_stream(request, "stream_options", "diffusing")
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
         refuse("max_tokens", "differs from max_completion_tokens; give one of them", "invalid_value")
