@@ -6,9 +6,10 @@
 
 Each request draws its prompt (many share a prefix), mode, policy, temperature, cuts, penalties, bias, length, stops,
 logprobs, priority and, one in six, a grammar. A share of them is cancelled on the way. Pages, snapshots and states are
-counted after every forward. Then every answer that was not cancelled is generated alone on an empty engine: tokens,
+counted after every forward. Every answer that came to its end is generated once more, alone on an empty engine: tokens,
 end, usage and logprobs must be the same, and what a grammar asked for must hold. In fp64 without exception; in fp32
-answers may part where the two most probable tokens are closer than MARGIN: each is looked at, and counted.
+answers may part where the two most probable tokens are closer than MARGIN: each is looked at, and counted. Memory, less
+what the prefix cache holds, must be flat in runs of MIN_FOR_MEMORY requests and more.
 
 Prints a report and appends it to `docs/runs/soak-engine.jsonl` with --report; the exit code is 1 if anything is wrong.
 """
@@ -35,11 +36,14 @@ from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.pages import PAGE_SIZE
 from fourleaf.engine.request import Delta, GenerateParams, Usage
 from fourleaf.engine.score import score
+from fourleaf.measure.memory import growth
 from fourleaf.measure.specimen import specimen
 from fourleaf.text.constraint import Constraint
 from fourleaf.text.tokenizer import Tokenizer
 
 NUM_REQUESTS, NUM_AT_ONCE, CANCELLED = 5_000, 24, 0.1
+NUM_SAMPLES = 40  # of memory, in a run
+MIN_FOR_MEMORY = 500  # of requests
 MARGIN = 1e-3  # of logits: nearer tokens may change places in fp32
 MAX_EXCEPTIONS = 0.001  # of all tokens that were compared
 MODES = ("ar", "draft", "diffuse", "diffuse", "auto")
@@ -94,7 +98,7 @@ def drawn(rng: random.Random, engine: Engine, has_grammar: bool) -> tuple[list[i
     return prompt, GenerateParams(**fields)
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """A request and what came of it."""
 
@@ -134,7 +138,7 @@ class Answer:
 
 @dataclass
 class Report:
-    """What a run found. wrong: in words; it passes where there is none."""
+    """What a run found. wrong: in words; it passes where there is none. resident_mib: less what the cache holds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -142,32 +146,38 @@ class Report:
 
 
 def soak(engine: Engine, num: int, seed: int, report: Report, has_grammar: bool, num_pages: int | None = None) -> None:
-    """Runs `num` requests through one core, then each alone."""
+    """Runs `num` requests through one core, and each alone behind its end.
+
+    No answer is kept longer than that: what grows is the engine's.
+    """
     rng = random.Random(seed)
     core = Core(engine.model, Limits(max_rows=128, num_pages=num_pages, max_running=6), checks=True)
     engine.core = core  # `auto` asks how many requests there are
-    answers: list[Answer] = []
     running: list[Answer] = []
-    every = max(1, num // 10)
-    while len(answers) < num or running:
-        if len(answers) < num and len(running) < NUM_AT_ONCE and rng.random() < 0.5:
+    num_sent, every = 0, max(1, num // NUM_SAMPLES)
+    while num_sent < num or running:
+        if num_sent < num and len(running) < NUM_AT_ONCE and rng.random() < 0.5:
             answer = Answer(*drawn(rng, engine, has_grammar))
             answer.key = core.submit(engine.admit(answer.prompt, answer.params), answer.hear)
-            answers.append(answer)
             running.append(answer)
-            if len(answers) % every == 0:
-                report.resident_mib.append(resident_mib())
+            num_sent += 1
+            if num_sent % every == 0:
+                report.resident_mib.append(resident_mib() - (core.cache.used_bytes >> 20))
+                said = f"{num_sent} of {num} sent, {report.resident_mib[-1]} MiB, {len(report.wrong)} wrong"
+                print(said, *report.wrong[-1:], file=sys.stderr, flush=True)
         if running and rng.random() < CANCELLED / 3:
             answer = rng.choice(running)
             core.cancel(answer.key)
             answer.is_cancelled = True
         core.step()
-        running = [answer for answer in running if not answer.is_over]
+        for answer in [answer for answer in running if answer.is_over]:
+            running.remove(answer)
+            report.counts["cancelled"] += answer.is_cancelled
+            if not answer.is_cancelled:
+                _compare(engine, answer, report)
     _count(core, report)
-    for answer in answers:
-        report.counts["cancelled"] += answer.is_cancelled
-        if not answer.is_cancelled:
-            _compare(engine, answer, report)
+    if num >= MIN_FOR_MEMORY and (words := growth(report.resident_mib)):
+        report.wrong.append(words)
 
 
 def _count(core: Core, report: Report) -> None:
@@ -287,7 +297,8 @@ def main() -> int:
     if chosen.report:
         row = {
             "date": datetime.date.today().isoformat(), "command": " ".join(sys.argv), "model": engine.name,
-            "requests": num, "wrong": len(report.wrong), "seconds": seconds, "resident_mib": report.resident_mib,
+            "requests": num, "wrong": len(report.wrong), "seconds": seconds,
+            "resident_mib": report.resident_mib[:: max(1, len(report.resident_mib) // 10)],
             **dict(sorted(report.counts.items())),
         }  # fmt: skip
         with chosen.report.open("a", encoding="utf-8") as file:

@@ -20,7 +20,6 @@ import datetime
 import json
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -32,10 +31,11 @@ from typing import Any
 import httpx2
 from poisoned_server import GRAMMAR_SEED, NAN_SEED
 
+from fourleaf.measure.memory import growth
+
 LEAVING = 0.2  # of the streams
 GRACE = 1.0  # seconds around SIGTERM in which a request may fall on either side
-# Of resident memory, between the second quarter of the time and the last; before that grammars and the like come in.
-MAX_GROWTH, MIN_GROWTH_MIB, MIN_SECONDS = 0.05, 24, 120
+MIN_SECONDS = 120  # from which on memory is judged
 SAID = [
     "Open all windows.",
     "Play some jazz, and make it warmer in the back.",
@@ -232,15 +232,6 @@ async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespa
             report.wrong.append(f"the load itself failed: {fault!r}")
 
 
-def check_memory(report: Report) -> None:
-    """Whether it is flat: the last quarter beside the second."""
-    samples = report.resident_mib
-    quarter = len(samples) // 4
-    before, after = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
-    if after - before > max(MIN_GROWTH_MIB, MAX_GROWTH * before):
-        report.wrong.append(f"resident memory grew from {before} to {after} MiB")
-
-
 def percentile(values: list[float], share: float) -> float:
     """By the nearest rank; 0 of none."""
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 3) if values else 0.0
@@ -263,8 +254,8 @@ def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         finally:
             server.kill()
     report.wrong += [f"{number} {name} are left" for name, number in held.items() if number and name != "forwards"]
-    if chosen.seconds >= MIN_SECONDS:
-        check_memory(report)
+    if chosen.seconds >= MIN_SECONDS and (words := growth(report.resident_mib)):
+        report.wrong.append(words)
     if not report.counts["left in mid-stream"] or not report.counts["refused after SIGTERM"]:
         report.wrong.append("nobody left in mid-stream, or nobody was refused: the run was too short to say anything")
     return report, held

@@ -8,7 +8,7 @@ import torch
 
 from fourleaf.errors import ConfigError
 from fourleaf.measure import memory as measuring
-from fourleaf.measure.memory import memory, reset_peak
+from fourleaf.measure.memory import growth, memory, reset_peak
 
 MB = 1_000_000
 
@@ -54,3 +54,10 @@ def test_a_system_without_proc_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(measuring, "_STATUS", tmp_path / "status")
     with pytest.raises(ConfigError, match="/proc"):
         memory()
+
+
+def test_memory_that_grows_all_along_is_not_flat_and_memory_that_comes_in_first_is():
+    steady = [300 + i for i in range(10)] + [312] * 30
+    assert growth(steady) is None
+    assert growth([300 + 2 * i for i in range(40)]) == "resident memory grew from 329 to 369 MiB"
+    assert growth([2000 + 2 * i for i in range(40)]) is None  # by 2%

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from fourleaf.errors import ConfigError
 
 _STATUS = Path("/proc/self/status")
 _PEAK_RESET = Path("/proc/self/clear_refs")
+# What memory that is called flat may grow by: a share, or so many MiB where that is more.
+_MAX_GROWTH, _MIN_GROWTH_MIB = 0.05, 24
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,17 @@ def memory() -> Memory:
 def reset_peak() -> None:
     """Lets `peak` begin anew from what is resident now."""
     _PEAK_RESET.write_text("5", encoding="ascii")
+
+
+def growth(samples: Sequence[float]) -> str | None:
+    """Whether resident memory grew in a long run, in words; None where it was flat.
+
+    samples: MiB, at even distances, at least four. The last quarter is held against the second, by their medians: in
+    the first one grammars, thread pools and the like come in.
+    """
+    quarter = len(samples) // 4
+    assert quarter, f"{len(samples)} samples say nothing"
+    before, after = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
+    if after - before <= max(_MIN_GROWTH_MIB, _MAX_GROWTH * before):
+        return None
+    return f"resident memory grew from {before:g} to {after:g} MiB"
