@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from fourleaf.engine.request import Decoder, Frame, GenerateParams, TokenLogprob, Usage
+from fourleaf.engine.request import Decoder, GenerateParams, TokenLogprob, Usage
 from fourleaf.serve.answer import Committed, Finish, Item, answer, fit
 from fourleaf.serve.body import parse, refuse, shown
-from fourleaf.serve.chunks import Chunk, Stamp, streamed
-from fourleaf.serve.decoding import Decode, each_choice, top_logprobs
+from fourleaf.serve.chunks import Chunk
+from fourleaf.serve.decoding import each_choice, top_logprobs
 from fourleaf.serve.logprobs import CompletionLogprobs
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions, admit, only_with_stream
+from fourleaf.serve.openai import Streamable, admit, only_with_stream
+from fourleaf.serve.reply import Reply
 from fourleaf.serve.server import Server, watcher
-from fourleaf.serve.stream import Answers, EventStream, whole
+from fourleaf.serve.stream import Answers
 from fourleaf.serve.tools import Offer
 from fourleaf.serve.usage import usage_of_choices
 from fourleaf.serve.worker import Job
@@ -32,16 +32,13 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 128
 
 
-class CompletionRequest(Decode):
+class CompletionRequest(Streamable):
     """The honoured fields, beside those about decoding."""
 
-    model: str
     prompt: Any
     max_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,7 @@ async def completions(server: Server, request: Request) -> Response:
     request.state.note = {"model": asked.model, "mode": choices[0].params.mode}
     works = [partial(_work, served.engine, choice, asked) for choice in choices]
     answers = server.submit(served, works)
-    reply = _Reply(server, served, asked, choices, answers)
-    if asked.stream:
-        return EventStream(answers, reply.events())
-    return await whole(request, answers, reply.completion())
+    return await _Reply(server, served, asked, choices, answers).respond(request)
 
 
 def prepare(served: Served, asked: CompletionRequest) -> list[_Choice]:
@@ -153,27 +147,18 @@ def _work(engine: Decoder, choice: _Choice, asked: CompletionRequest, job: Job[A
     yield from answer(engine, choice.prompt_ids, choice.params, Offer(None, None), watcher(job, frames=False))
 
 
-class _Reply:
-    """One request's way back."""
-
+class _Reply(Reply):
     def __init__(
-        self,
-        server: Server,
-        served: Served,
-        asked: CompletionRequest,
-        choices: list[_Choice],
-        answers: Answers[Item | Scored | Frame],
+        self, server: Server, served: Served, asked: CompletionRequest, choices: list[_Choice], answers: Answers[Any]
     ) -> None:
-        self._asked, self._choices, self._answers = asked, choices, answers
+        super().__init__(server, served, asked, answers)
+        self._asked, self._choices = asked, choices
         self._tokenizer = served.engine.tokenizer
-        self._ping_seconds = server.settings.ping_seconds
-        self._stamp = Stamp(served.engine.name, server.fingerprint, f"cmpl-{secrets.token_hex(12)}")
-        self._echo = bool(asked.echo)
-        if self._echo:
+        if asked.echo:
             for choice in choices:
                 choice.text = self._tokenizer.decode(choice.prompt_ids)
 
-    def _take(self, index: int, item: Item | Scored | Frame) -> None:
+    def take(self, index: int, item: Item | Scored) -> None:
         choice = self._choices[index]
         match item:
             case Scored(logprobs):
@@ -216,7 +201,7 @@ class _Reply:
         choice.text = ""
         return wire
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         finishes = [choice.finish for choice in self._choices if choice.finish is not None]
         total = usage_of_choices(finishes, [choice.params for choice in self._choices])
         each = self._asked.choices()
@@ -224,21 +209,11 @@ class _Reply:
         total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
         return total
 
-    async def completion(self) -> Response:
-        async for index, item in self._answers.items():
-            self._take(index, item)
+    def body(self) -> dict[str, Any]:
         wire = [self._wire(index) for index in range(len(self._choices))]
-        return JSONResponse(self._stamp.head("text_completion") | {"choices": wire, "usage": self._usage()})
+        return self._stamp.head("text_completion") | {"choices": wire, "usage": self.usage()}
 
-    def _chunks(self, index: int, item: Item | Scored | Frame) -> Iterator[Chunk]:
-        self._take(index, item)
+    def chunks(self, index: int, item: Item | Scored) -> Iterator[Chunk]:
+        self.take(index, item)
         if isinstance(item, ContentDelta | Finish):
-            yield self._stamp.head("text_completion") | {"choices": [self._wire(index)]}
-
-    def _usage_chunk(self) -> Chunk:
-        return self._stamp.usage_chunk(self._usage(), "text_completion")
-
-    def events(self) -> AsyncIterator[bytes]:
-        options = self._asked.stream_options
-        last = self._usage_chunk if options and options.include_usage else None
-        return streamed(self._answers, self._ping_seconds, self._chunks, last)
+            yield self._stamp.head(self.chunk_kind) | {"choices": [self._wire(index)]}

@@ -7,30 +7,30 @@ one gets the suffix as text that is pinned behind a gap.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from fourleaf.engine.engine import Engine
-from fourleaf.engine.request import Decoder, Frame
+from fourleaf.engine.request import Decoder
 from fourleaf.engine.template import Gap
 from fourleaf.serve.answer import Finish, fit
 from fourleaf.serve.body import parse, refuse
 from fourleaf.serve.capabilities import fim_tokens
-from fourleaf.serve.chunks import Chunk, Stamp, streamed
-from fourleaf.serve.decoding import Decode, each_choice
+from fourleaf.serve.chunks import Chunk
+from fourleaf.serve.decoding import each_choice
 from fourleaf.serve.filling import Filled, Piece, encoded, usage_of
 from fourleaf.serve.infill import admitted, filling
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions, only_with_stream
+from fourleaf.serve.openai import Streamable, only_with_stream
+from fourleaf.serve.reply import Reply
 from fourleaf.serve.server import Server
-from fourleaf.serve.stream import Answers, EventStream, whole
+from fourleaf.serve.stream import Answers
 from fourleaf.serve.template import wish_for_mode
 from fourleaf.text.stops import StopFilter
 
@@ -38,16 +38,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"min_tokens": (0,), "echo": (False,), "lo
 DEFAULT_MAX_TOKENS = 128  # fewer where the context leaves fewer
 
 
-class FimRequest(Decode):
+class FimRequest(Streamable):
     """The honoured fields, beside those about decoding. `random_seed` is Mistral's word for seed."""
 
-    model: str
     prompt: str
     suffix: str | None = None
     max_tokens: int | None = None
     random_seed: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 async def fim_completions(server: Server, request: Request) -> Response:
@@ -61,10 +58,7 @@ async def fim_completions(server: Server, request: Request) -> Response:
     choices = await run_in_threadpool(prepare, served, asked)
     request.state.note = {"model": asked.model, "mode": choices[0].params.mode}
     answers = server.submit(served, [partial(filling, served.engine, choice) for choice in choices])
-    reply = _Reply(server, served, asked, choices, answers)
-    if asked.stream:
-        return EventStream(answers, reply.events())
-    return await whole(request, answers, reply.whole())
+    return await _Reply(server, served, asked, choices, answers).respond(request)
 
 
 def prepare(served: Served, asked: FimRequest) -> list[Filled]:
@@ -104,21 +98,15 @@ def _prompt(engine: Decoder, before: list[int], behind: list[int]) -> tuple[list
     return [prefix, *before, suffix, *behind, middle], []
 
 
-class _Reply:
-    """One request's way back."""
+class _Reply(Reply):
+    id_prefix = "fim"
 
     def __init__(
-        self,
-        server: Server,
-        served: Served,
-        asked: FimRequest,
-        choices: list[Filled],
-        answers: Answers[Piece | Finish | Frame],
+        self, server: Server, served: Served, asked: FimRequest, choices: list[Filled], answers: Answers[Any]
     ) -> None:
-        self._choices, self._answers = choices, answers
-        self._wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._ping_seconds = server.settings.ping_seconds
-        self._stamp = Stamp(served.engine.name, server.fingerprint, f"fim-{secrets.token_hex(12)}")
+        super().__init__(server, served, asked, answers)
+        self._choices = choices
+        self._texts = [""] * len(choices)
 
     def _text(self, index: int, item: Piece | Finish) -> str:
         """What an item adds to the text between prompt and suffix, before a stop."""
@@ -137,44 +125,29 @@ class _Reply:
         is_full = isinstance(gap, Gap) and choice.tokens[0] >= gap.limit
         return "length" if is_full else choice.finish.reason
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         made = usage_of(self._choices)
         pinned = made.pop("pinned_tokens")  # to a client they are a part of what it sent
         return made | {name: made[name] + pinned for name in ("prompt_tokens", "total_tokens")}
 
-    async def whole(self) -> Response:
-        texts = [""] * len(self._choices)
-        async for index, item in self._answers.items():
-            assert not isinstance(item, Frame)
-            texts[index] += self._text(index, item)
-        choices = [
-            {
-                "index": index,
-                "text": text,
-                "message": {"role": "assistant", "content": text},
-                "logprobs": None,
-                "finish_reason": self._reason(index),
-            }
-            for index, text in enumerate(texts)
-        ]
-        return JSONResponse(self._stamp.head("text_completion") | {"choices": choices, "usage": self._usage()})
+    def _wire(self, index: int, text: str, place: str) -> dict[str, Any]:
+        """A choice. place: where clients of chat completions look for the text."""
+        return {
+            "index": index,
+            "text": text,
+            place: {"role": "assistant", "content": text},
+            "logprobs": None,
+            "finish_reason": self._reason(index),
+        }
 
-    def _chunks(self, index: int, item: Piece | Finish | Frame) -> Iterator[Chunk]:
-        assert not isinstance(item, Frame)
+    def take(self, index: int, item: Piece | Finish) -> None:
+        self._texts[index] += self._text(index, item)
+
+    def body(self) -> dict[str, Any]:
+        choices = [self._wire(index, text, "message") for index, text in enumerate(self._texts)]
+        return self._stamp.head("text_completion") | {"choices": choices, "usage": self.usage()}
+
+    def chunks(self, index: int, item: Piece | Finish) -> Iterator[Chunk]:
         text = self._text(index, item)
         if text or isinstance(item, Finish):
-            choice = {
-                "index": index,
-                "text": text,
-                "delta": {"role": "assistant", "content": text},
-                "logprobs": None,
-                "finish_reason": self._reason(index),
-            }
-            yield self._stamp.head("text_completion") | {"choices": [choice]}
-
-    def _usage_chunk(self) -> Chunk:
-        return self._stamp.usage_chunk(self._usage(), "text_completion")
-
-    def events(self) -> AsyncIterator[bytes]:
-        last = self._usage_chunk if self._wants_usage else None
-        return streamed(self._answers, self._ping_seconds, self._chunks, last)
+            yield self._stamp.head(self.chunk_kind) | {"choices": [self._wire(index, text, "delta")]}

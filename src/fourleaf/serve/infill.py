@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from fourleaf.engine.request import Decoder, Frame, GenerateParams
+from fourleaf.engine.request import Decoder, GenerateParams
 from fourleaf.errors import RequestError
 from fourleaf.serve.answer import Finish
 from fourleaf.serve.body import parse, refuse, renamed
-from fourleaf.serve.chunks import Chunk, Stamp, streamed
+from fourleaf.serve.chunks import Chunk
 from fourleaf.serve.constraint import Choice, constrained, read_format
-from fourleaf.serve.decoding import Decode, each_choice
+from fourleaf.serve.decoding import each_choice
 from fourleaf.serve.filling import Filled, Piece, encoded, fill, usage_of
 from fourleaf.serve.models import Served
-from fourleaf.serve.openai import StreamOptions, admit, only_with_stream
+from fourleaf.serve.openai import Streamable, admit, only_with_stream
+from fourleaf.serve.reply import Reply
 from fourleaf.serve.server import Server, watcher
-from fourleaf.serve.stream import Answers, EventStream, whole
+from fourleaf.serve.stream import Answers
 from fourleaf.serve.template import read_template, wish_for_mode
 from fourleaf.serve.tools import Offer
 from fourleaf.serve.worker import Job
@@ -38,16 +38,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class InfillRequest(Decode):
+class InfillRequest(Streamable):
     """The honoured fields, beside those about decoding."""
 
-    model: str
     template: list[Any]
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     response_format: dict[str, Any] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 async def infill(server: Server, request: Request) -> Response:
@@ -58,10 +55,7 @@ async def infill(server: Server, request: Request) -> Response:
     choices = await run_in_threadpool(prepare, served, asked)
     request.state.note = {"model": asked.model, "mode": choices[0].params.mode}
     answers = server.submit(served, [partial(filling, served.engine, choice) for choice in choices])
-    reply = _Reply(server, served, asked, choices, answers)
-    if asked.stream:
-        return EventStream(answers, reply.events())
-    return await whole(request, answers, reply.whole())
+    return await _Reply(server, served, asked, choices, answers).respond(request)
 
 
 def prepare(served: Served, asked: InfillRequest) -> list[Filled]:
@@ -101,47 +95,36 @@ def filling(engine: Decoder, choice: Filled, job: Job[Any]) -> Generator[Piece |
     yield from fill(engine, choice.prompt_ids, choice.params, watcher(job, frames=False))
 
 
-class _Reply:
-    """One request's way back."""
+class _Reply(Reply):
+    chunk_kind = "infill.chunk"
+    id_prefix = "infill"
 
     def __init__(
-        self,
-        server: Server,
-        served: Served,
-        asked: InfillRequest,
-        choices: Sequence[Filled],
-        answers: Answers[Piece | Finish | Frame],
+        self, server: Server, served: Served, asked: InfillRequest, choices: list[Filled], answers: Answers[Any]
     ) -> None:
-        self._choices, self._answers = choices, answers
-        self._wants_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._ping_seconds = server.settings.ping_seconds
-        self._stamp = Stamp(served.engine.name, server.fingerprint, f"infill-{secrets.token_hex(12)}")
+        super().__init__(server, served, asked, answers)
+        self._choices = choices
 
-    async def whole(self) -> Response:
-        async for index, item in self._answers.items():
-            assert not isinstance(item, Frame)
-            self._choices[index].take(item)
-        choices = [self._end(index) | {"text": choice.text} for index, choice in enumerate(self._choices)]
-        return JSONResponse(self._stamp.head("infill") | {"choices": choices, "usage": usage_of(self._choices)})
-
-    def _end(self, index: int) -> Chunk:
+    def _end(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         assert choice.finish is not None
         return {"index": index, "gaps": choice.wire_gaps(), "finish_reason": choice.finish.reason}
 
-    def _chunks(self, index: int, item: Piece | Finish | Frame) -> Iterator[Chunk]:
-        """A piece of text with the gap that it fills; the last chunk of a choice has its gaps as a whole."""
-        assert not isinstance(item, Frame)
+    def usage(self) -> dict[str, Any]:
+        return usage_of(self._choices)
+
+    def take(self, index: int, item: Piece | Finish) -> None:
         self._choices[index].take(item)
+
+    def body(self) -> dict[str, Any]:
+        choices = [self._end(index) | {"text": choice.text} for index, choice in enumerate(self._choices)]
+        return self._stamp.head("infill") | {"choices": choices, "usage": self.usage()}
+
+    def chunks(self, index: int, item: Piece | Finish) -> Iterator[Chunk]:
+        """A piece of text with the gap that it fills; the last chunk of a choice has its gaps as a whole."""
+        self.take(index, item)
         if isinstance(item, Finish):
             choice = self._end(index) | {"text": "", "gap": None}
         else:
             choice = {"index": index, "text": item.text, "gap": item.gap, "finish_reason": None}
-        yield self._stamp.head("infill.chunk") | {"choices": [choice]}
-
-    def _usage_chunk(self) -> Chunk:
-        return self._stamp.usage_chunk(usage_of(self._choices), "infill.chunk")
-
-    def events(self) -> AsyncIterator[bytes]:
-        last = self._usage_chunk if self._wants_usage else None
-        return streamed(self._answers, self._ping_seconds, self._chunks, last)
+        yield self._stamp.head(self.chunk_kind) | {"choices": [choice]}

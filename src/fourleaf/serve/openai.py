@@ -63,14 +63,23 @@ def only_with_stream(asked: Any, *fields: str) -> None:
             refuse(field, "is only allowed with stream: true", "invalid_value")
 
 
-class ChatRequest(Decode):
+class Streamable(Decode):
+    """A request whose answer may come as a stream."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(Streamable):
     """The honoured fields, beside those about decoding. `diffusing` is Mercury's, `chat_template_kwargs` vLLM's,
     `infill` ours."""
 
-    model: str
     messages: list[Any]  # read by the chat template, which names what is wrong inside
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: list[Tool] | None = None
@@ -83,10 +92,6 @@ class ChatRequest(Decode):
     chat_template_kwargs: dict[str, Any] | None = None
     diffusing: bool | None = None
     infill: Any = None  # a template that the answer fills
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
 
     def tool_list(self) -> list[dict[str, Any]] | None:
         return None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
@@ -151,8 +156,10 @@ def prepare(served: Served, asked: ChatRequest, *, cuts: bool = False) -> Prepar
             read_format(asked.response_format),
             able,
             engine.chat.markup,
+            own=served.fixed_tools,
             parallel=asked.parallel_tool_calls is not False,
             asked_for_tools=tools is not None,
+            grammar=asked.grammar is not False,
             reasoning="open" if opened else "optional" if engine.chat.thinks else "none",
         ),
         "response_format",
