@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fourleaf import cli
+from fourleaf.checkpoint.files import load_model
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import CheckpointError, ConfigError
@@ -223,9 +224,30 @@ def test_a_run_keeps_the_stages_that_it_was_started_with(quick, tmp_path):
     assert not [line for line in folder.lines() if "stages" in line.get("changed", {})]
 
 
-def test_a_checkpoint_of_another_shape_begins_no_run(quick, monkeypatch, tmp_path):
-    first = train_cabin(tmp_path / "first", steps=2, **quick)
+def narrower(monkeypatch, **changes):
+    """The recipe's own shape, as small as `changes` say, until `monkeypatch.undo`."""
     trunk = recipes.cabin_trunk
-    monkeypatch.setattr(recipes, "cabin_trunk", lambda size: replace(trunk(size), intermediate_size=8))
-    with pytest.raises(ConfigError, match="first/model has intermediate_size 416, not 8"):
+    monkeypatch.setattr(recipes, "cabin_trunk", lambda size: replace(trunk(size), **changes))
+
+
+def test_a_checkpoint_of_another_shape_begins_no_run(quick, monkeypatch, tmp_path):
+    narrower(monkeypatch, num_hidden_layers=2, layer_types=())
+    first = train_cabin(tmp_path / "first", steps=2, **quick)
+    narrower(monkeypatch, intermediate_size=8)
+    with pytest.raises(ConfigError, match=r"first/model has another shape: growing cannot shrink .* 704 to 8"):
         train_cabin(tmp_path / "second", steps=2, start=first, **quick)
+
+
+def test_a_narrower_checkpoint_begins_a_run_with_what_it_knows(quick, monkeypatch, tmp_path):
+    quick["overrides"] = quick["overrides"] | {"weight_decay": 0.0}
+    quick["overrides"]["stages"] = (replace(recipes.CONTINUED_STAGES[0], share=1.0, peak=0.0),)
+    small = {"num_hidden_layers": 2, "layer_types": (), "intermediate_size": 40}
+    with monkeypatch.context() as narrow:
+        narrower(narrow, **small, hidden_size=64)
+        first = train_cabin(tmp_path / "first", steps=1, **quick)
+    narrower(monkeypatch, **small)
+    second = train_cabin(tmp_path / "second", steps=1, start=first, **quick)
+    known, grown = load_model(first), load_model(second)
+    assert (known.config.hidden_size, grown.config.hidden_size) == (64, 256)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(grown.state_dict()[name][:, :64], known.state_dict()[name])

@@ -55,31 +55,31 @@ CABIN_STAGES = (
 
 # For weights that know the task: no easy beginning, and a rate that they survive (2.5e-3 doubled their loss at once).
 CONTINUED_STAGES = (
-    Stage(objective="ar", share=0.42, rows=640, peak=1.2e-3, decay_from=0.6, floor=0.5),
-    Stage(objective="joint", share=0.58, rows=1024, peak=1.2e-3, decay_from=0.3, floor=0.02),
+    Stage(objective="ar", share=0.45, rows=1280, peak=1.2e-3, decay_from=0.5, floor=0.4),
+    Stage(objective="joint", share=0.55, rows=2048, peak=1.2e-3, decay_from=0.25, floor=0.02),
 )
 # Two noisy copies: the canvas learns more slowly than the causal path, and both copies read the same clean rows.
 CABIN_NOISE = NoiseConfig(copies=2)
 
 
 def cabin_trunk(vocab_size: int = VOCAB_SIZE) -> ModelConfig:
-    """The AR trunk of the bundled model: dense, 6 layers, every second one attention (decision 002)."""
+    """The AR trunk of the bundled model: dense, 6 layers, every second one attention (decisions 002 and 030)."""
     return ModelConfig(
         model_type="clover",
         vocab_size=vocab_size,
-        hidden_size=160,
+        hidden_size=256,
         num_hidden_layers=6,
         full_attention_interval=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
         head_dim=40,
         rope_theta=10_000.0,
         partial_rotary_factor=0.5,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_num_key_heads=3,
+        linear_num_value_heads=6,
         linear_key_head_dim=32,
         linear_value_head_dim=40,
-        intermediate_size=416,
+        intermediate_size=704,
         max_position_embeddings=4096,
         eos_token_id=0,
     )

@@ -24,6 +24,7 @@ from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Batch, Document, Source, batches, collate, num_rows, pool
 from fourleaf.train.folder import Line, Progress, RunFolder, Snapshot
+from fourleaf.train.grow import grow
 from fourleaf.train.interrupts import Interrupts
 from fourleaf.train.optim import Optimizer
 from fourleaf.train.start import start_weights
@@ -281,17 +282,28 @@ class Trainer:
         self._check_shape(snapshot.model_config, f"the model of the run in {where}")
 
     def _check_shape(self, there: ModelConfig, whose: str) -> None:
-        """The trunk that this run would train, converted or not yet. Raises ConfigError where `there` is another."""
-        blocks = {"block_size": self.ids.block_size, "mask_token_id": self.ids.mask}
-        here = replace(self.trunk, **blocks) if there.is_block_diffusion else self.trunk
-        theirs, ours = asdict(there), asdict(here)
+        """Raises ConfigError where `there` is not this run's shape, converted or not yet."""
+        theirs, ours = asdict(there), asdict(self._shape(converted=there.is_block_diffusion))
         if different := [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]:
             raise ConfigError(f"{whose} has {'; '.join(different)}; choose another folder")
 
+    def _shape(self, *, converted: bool) -> ModelConfig:
+        """Of the model that this run trains."""
+        blocks = {"block_size": self.ids.block_size, "mask_token_id": self.ids.mask}
+        return replace(self.trunk, **blocks) if converted else self.trunk
+
     def begin_with(self, model: Transformer, origin: Path) -> None:
-        """Starts a new run from a model's weights, converted or not. Raises ConfigError where its shape is another."""
+        """Starts a new run from a model's weights, converted or not; a narrower one grows (`grow`).
+
+        Raises ConfigError where its shape cannot become this run's.
+        """
         assert self.at == Progress(), "a run that has begun keeps its weights"
-        self._check_shape(model.config, f"the model in {origin}")
+        ours = self._shape(converted=model.config.is_block_diffusion)
+        if model.config != ours:
+            try:
+                model = grow(model, ours, self.config.seed)
+            except ConfigError as error:
+                raise ConfigError(f"the model in {origin} has another shape: {error}") from error
         self.model = model
         self.optimizer = Optimizer(model, self.config.weight_decay)
 
