@@ -2,17 +2,18 @@
 
     python scripts/soak_grammar.py                           # 1,000 schemas, 300 expressions, logits drawn at random
     python scripts/soak_grammar.py --share 0.02              # the sample that the tests run
-    python scripts/soak_grammar.py --checkpoint FOLDER       # answers of a model, through its engine
+    python scripts/soak_grammar.py --checkpoint bundled      # answers of a model, through its engine
 
 Each constraint is answered in each mode at temperatures 0, 1 and 1.5. Without a checkpoint the model is a source of
-random logits, which wants nothing and so tries everything; half of the answers lean towards what closes JSON.
-jsonschema and Python's `re` judge. Prints a line for each mode and temperature, and what failed; the exit code is 1 if
-anything did.
+random logits, which wants nothing and so tries everything; half of the answers lean towards what closes JSON, and
+`auto` takes any mode for each block. jsonschema and Python's `re` judge. Prints a line for each mode and temperature,
+with what the grammar took of each forward, and what failed; the exit code is 1 if anything did. --report appends it.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import random
 import re
@@ -20,7 +21,7 @@ import sys
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import jsonschema
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from random_constraints import constraints
 from torch import Tensor
 
 from fourleaf.diffusion.constraint import Matcher, Trail, settled, take_forced, walk
@@ -38,111 +40,16 @@ from fourleaf.diffusion.sampling import Sampling, adjust, choose, probabilities
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import RequestError
+from fourleaf.measure.matching import TimedMatcher, Watch
 from fourleaf.measure.tables import table
 from fourleaf.text.constraint import Constraint
 from fourleaf.text.grammar import Grammar, compile_constraint
 from fourleaf.text.tokenizer import Tokenizer
 
-MODES, TEMPERATURES = ("ar", "draft", "diffuse"), (0.0, 1.0, 1.5)
-NUM_SCHEMAS, NUM_EXPRESSIONS, MAX_TOKENS, BLOCK = 1_000, 300, 192, 32
-
-WORDS = "name title city street zip_code age count price active tags items owner kind status note unit lat lon".split()
-VALUES = ["two words", 'a "quote"', "back\\slash", "", *"red green Zürich on/off A-1 日本 north_west no ok".split()]
-PATTERNS = ["^[A-Z]{2}-[0-9]{3}$", "^[a-z]+(_[a-z]+)*$", "[0-9]", "^(true|false)$", r"^\+?\d{3,8}$", "^[^,]*,[^,]*$"]
-FORMATS = ["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri", "duration"]
-
-
-# ---- generated constraints
-
-
-def some_schema(rng: random.Random) -> dict[str, Any]:
-    """A schema as applications write them, of supported keywords; often with definitions, sometimes with recursion."""
-    root = _object(rng, 0) if rng.random() < 0.7 else _any(rng, 0)
-    names = set(re.findall(r"#/\$defs/(\w+)", json.dumps(root)))
-    if not names:
-        return root
-    tree = {
-        "type": "object",
-        "properties": {"value": _leaf(rng), "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}},
-        "required": ["value", "next"],
-        "additionalProperties": False,
-    }
-    return {**root, "$defs": {"leaf": _leaf(rng), "tree": tree}}
-
-
-def _any(rng: random.Random, depth: int) -> dict[str, Any]:
-    roll = rng.random()
-    if depth >= 3 or roll < 0.45:
-        return _leaf(rng)
-    if roll < 0.62:
-        return _object(rng, depth)
-    if roll < 0.78:
-        return _array(rng, depth)
-    if roll < 0.9:
-        return {rng.choice(["anyOf", "anyOf"]): [_any(rng, depth + 1) for _ in range(rng.randint(2, 3))]}
-    return {"$ref": f"#/$defs/{rng.choice(['leaf', 'tree'])}"}
-
-
-def _object(rng: random.Random, depth: int) -> dict[str, Any]:
-    names = rng.sample(WORDS, rng.randint(0, 5))
-    found: dict[str, Any] = {"type": "object", "properties": {name: _any(rng, depth + 1) for name in names}}
-    found["required"] = [name for name in names if rng.random() < 0.7]
-    roll = rng.random()
-    if roll < 0.5:
-        found["additionalProperties"] = False
-    elif roll < 0.65:
-        found["additionalProperties"] = _leaf(rng)
-    elif roll < 0.7:
-        found = {"type": "object", "additionalProperties": _leaf(rng), "minProperties": 1, "maxProperties": 3}
-    return found
-
-
-def _array(rng: random.Random, depth: int) -> dict[str, Any]:
-    if rng.random() < 0.2:
-        return {"type": "array", "prefixItems": [_leaf(rng), _leaf(rng)], "items": False, "minItems": 2}
-    low = rng.randint(0, 2)
-    found = {"type": "array", "items": _any(rng, depth + 1), "minItems": low}
-    return found if rng.random() < 0.4 else {**found, "maxItems": low + rng.randint(0, 3)}
-
-
-def _leaf(rng: random.Random) -> dict[str, Any]:
-    low = rng.randint(-50, 50)
-    high = low + rng.choice([0, 3, 10, 1000])
-    return rng.choice([
-        lambda: {"type": "string"},
-        lambda: {"type": "string", "minLength": abs(low) % 5, "maxLength": 5 + abs(low)},
-        lambda: {"type": "string", "pattern": rng.choice(PATTERNS)},
-        lambda: {"type": "string", "format": rng.choice(FORMATS)},
-        lambda: {"type": "string", "enum": rng.sample(VALUES, 3)},
-        lambda: {"enum": [*rng.sample(VALUES, 2), low, None, True, {"a": [1]}]},
-        lambda: {"const": rng.choice([*VALUES, low, 1.5, None, [1, "a"]])},
-        lambda: {"type": "integer"},
-        lambda: {"type": "integer", "minimum": low, "maximum": high},
-        lambda: {"type": "integer", "exclusiveMinimum": low, "multipleOf": rng.choice([2, 5, 10])},
-        lambda: {"type": "number", "minimum": low / 4, "exclusiveMaximum": high / 4 + 0.5},
-        lambda: {"type": "number", "multipleOf": 0.5},
-        lambda: {"type": "number"},
-        lambda: {"type": "boolean"},
-        lambda: {"type": ["string", "null"], "description": "may be missing"},
-        lambda: {"type": ["integer", "boolean"], "minimum": low},
-    ])()  # fmt: skip
-
-
-def some_expression(rng: random.Random, depth: int = 0) -> str:
-    """A regular expression that Python and the grammar library read alike."""
-    pieces = []
-    for _ in range(rng.randint(1, 4)):
-        roll = rng.random()
-        if depth < 3 and roll < 0.3:
-            inner = "|".join(some_expression(rng, depth + 1) for _ in range(rng.randint(1, 3)))
-            piece = f"{rng.choice(['(', '(?:'])}{inner})"
-        elif roll < 0.65:
-            piece = rng.choice(["[a-z]", "[A-F0-9]", r"\d", "[^,;]", r"\w", r"[\s_]", ".", "[äöü]", r"\."])
-        else:
-            piece = re.escape(rng.choice(["cat", "x", "-", "/", "→", "No. ", '"', "\\", "ß"]))
-            piece = piece if len(piece) < 3 else f"(?:{piece})"
-        pieces.append(piece + rng.choice(["", "", "", "?", "*", "+", "{2}", "{1,3}", "{2,}"]))
-    return "".join(pieces)
+MODES, TEMPERATURES = ("ar", "draft", "diffuse", "auto"), (0.0, 1.0, 1.5)
+MAX_TOKENS, BLOCK = 192, 32
+# (constraint, its grammar, mode, temperature, seed) -> an answer's tokens, the forwards that it took
+Answering = Callable[[Constraint, Grammar, str, float, int], tuple[list[int], int]]
 
 
 # ---- answers
@@ -173,14 +80,16 @@ class Decoder:
     mask_id: int
     max_tokens: int
     passes: int = 0
+    forwards: int = 0  # a model would have run; a round of what is forced has none, one of `draft` two
 
     def __post_init__(self) -> None:
         self.noise = Noise(self.model.seed)
 
     def answer(self, mode: str, matcher: Matcher) -> list[int]:
-        decode = {"ar": self._ar, "draft": self._draft, "diffuse": self._diffuse}[mode]
+        ways, rng = {"ar": self._ar, "draft": self._draft, "diffuse": self._diffuse}, random.Random(self.model.seed)
         tokens: list[int] = []
         while len(tokens) < self.max_tokens and (not tokens or tokens[-1] != self.end_id):
+            decode = ways[mode] if mode in ways else rng.choice(list(ways.values()))
             fresh = decode(tokens, matcher)
             assert fresh, "a round must add a token"
             tokens += fresh
@@ -198,6 +107,7 @@ class Decoder:
         left = self.max_tokens - len(tokens)
         if forced := take_forced(matcher, left):
             return forced
+        self.forwards += 1
         token, _ = self._choose(self.model.rows(tokens, 1, 0), matcher.allowed(), len(tokens))
         return settled(matcher, [token], left, self.end_id)
 
@@ -206,6 +116,7 @@ class Decoder:
         left = self.max_tokens - len(tokens)
         if forced := take_forced(matcher, left):
             return forced
+        self.forwards += 2
         num = min(6, left)
         canvas, guessed = Canvas.blank(len(tokens), num, self.mask_id), self.model.rows(tokens, num, 1)
         guessed[0] = self.model.rows(tokens, 1, 0)[0]  # a good drafter's first row, so that something stands
@@ -251,22 +162,21 @@ class Decoder:
             masked -= set(found.rows)
             front, guesses = found.front, found.guesses
             self.passes += 1
+            self.forwards += 1
         return canvas.tokens[:front].tolist()
 
 
-def random_answers(
-    tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS
-) -> Callable[[Grammar, str, float, int], list[int]]:
+def random_answers(tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> Answering:
     """Answers of models of random logits."""
     lean = torch.zeros(tokenizer.vocab_size)
     for token in range(tokenizer.vocab_size):
         if re.fullmatch(rb'["}\]]+', tokenizer.token_bytes(token)):
             lean[token] = 6.0
 
-    def answer(grammar: Grammar, mode: str, temperature: float, seed: int) -> list[int]:
+    def answer(_: Constraint, grammar: Grammar, mode: str, temperature: float, seed: int) -> tuple[list[int], int]:
         model = Model(tokenizer.vocab_size, seed, lean if seed % 2 else None)
         decoder = Decoder(model, Sampling(temperature=temperature), tokenizer.end_id, tokenizer.mask_id, max_tokens)
-        return decoder.answer(mode, grammar.matcher())
+        return decoder.answer(mode, grammar.matcher()), decoder.forwards
 
     return answer
 
@@ -294,36 +204,32 @@ def verdict(constraint: Constraint, text: str) -> str | None:
     return None
 
 
-def constraints(share: float, seed: int) -> Iterator[Constraint]:
-    """The schemas, then the expressions; the same for the same seed."""
-    rng = random.Random(seed)
-    for _ in range(max(1, round(share * NUM_SCHEMAS))):
-        yield Constraint("json_schema", json.dumps(some_schema(rng)))
-    for _ in range(max(1, round(share * NUM_EXPRESSIONS))):
-        yield Constraint("regex", some_expression(rng))
-
-
 def soak(
     share: float,
     seed: int,
     tokenizer: Tokenizer,
-    answer: Callable[[Constraint, Grammar, str, float, int], list[int]],
+    answer: Answering,
     modes: tuple[str, ...] = MODES,
 ) -> tuple[list[tuple[str, float, Counter[str]]], list[str], Counter[str]]:
     """-> (mode, temperature, counts) of each arm; what failed; what was refused, by reason."""
     arms = {(mode, temperature): Counter[str]() for mode in modes for temperature in TEMPERATURES}
     faults: list[str] = []
     refused: Counter[str] = Counter()
+    watch = Watch()
     for index, constraint in enumerate(constraints(share, seed)):
         try:
             grammar = compile_constraint(constraint, tokenizer)
         except RequestError as error:
             refused[f"{constraint.kind}: {error.message.split(':')[-1].strip()[:60]}"] += 1
             continue
+        book_on(watch, grammar)
         for (mode, temperature), counts in arms.items():
-            tokens = answer(constraint, grammar, mode, temperature, seed + index)
-            counts["answers"] += 1
-            counts["tokens"] += len(tokens)
+            before, began = dict(watch.seconds), time.thread_time()
+            tokens, forwards = answer(constraint, grammar, mode, temperature, seed + index)
+            counts["all µs"] += round(1e6 * (time.thread_time() - began))
+            for what, seconds in watch.seconds.items():
+                counts[f"{what} µs"] += round(1e6 * (seconds - before.get(what, 0.0)))
+            counts.update({"answers": 1, "tokens": len(tokens), "forwards": forwards})
             if tokens[-1] != tokenizer.end_id:
                 counts["length"] += 1
             elif fault := verdict(constraint, tokenizer.decode(tokens[:-1])):
@@ -332,20 +238,39 @@ def soak(
     return [(*arm, counts) for arm, counts in arms.items()], faults, refused
 
 
-def engine_answers(folder: Path) -> tuple[Tokenizer, Callable[[Constraint, Grammar, str, float, int], list[int]]]:
+def book_on(watch: Watch, grammar: Grammar) -> None:
+    """Whoever asks this grammar for a matcher from now on, the engine too, gets a timed one."""
+    vars(grammar)["matcher"] = lambda: TimedMatcher(Grammar.matcher(grammar), watch)
+
+
+def cost(counts: Counter[str]) -> dict[str, float]:
+    """Of a forward, on average: microseconds of the processor that went to the grammar, those of token masks and of the
+    search for endings apart; and what share of all of the answers' time the grammar had."""
+    parts = {name: number for name, number in counts.items() if name.endswith(" µs") and name != "all µs"}
+    found = {name: round(parts.get(name, 0) / counts["forwards"], 1) for name in ("mask µs", "ending µs")}
+    whole = sum(parts.values())
+    return {"µs": round(whole / counts["forwards"], 1), **found, "share": round(whole / max(1, counts["all µs"]), 3)}
+
+
+def engine_answers(folder: Path) -> tuple[Tokenizer, Answering]:
     """Answers of a checkpoint. An engine leaves the end token out of what it sends; here it comes back."""
     engine = Engine.load(folder)
     prompt = engine.chat.render([{"role": "user", "content": "Answer as you have to."}])
 
-    def answer(constraint: Constraint, grammar: Grammar, mode: str, temperature: float, seed: int) -> list[int]:
+    def answer(
+        constraint: Constraint, grammar: Grammar, mode: str, temperature: float, seed: int
+    ) -> tuple[list[int], int]:
         settings: dict[str, Any] = {"mode": mode, "temperature": temperature, "seed": seed, "constraint": constraint}
+        if mode == "auto":
+            settings["lossless"] = False
         params = GenerateParams(**settings, max_tokens=MAX_TOKENS)
-        tokens: list[int] = []
+        tokens, forwards = [], 0
         for delta in engine.generate(prompt, params):
             tokens += delta.tokens
             if delta.finish_reason == "stop":
                 tokens.append(engine.end_id)
-        return tokens
+            forwards += delta.usage.forwards if delta.usage else 0
+        return tokens, forwards
 
     return engine.tokenizer, answer
 
@@ -355,22 +280,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="of the constraints, how many are tried")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="a checkpoint folder; random logits without one")
+    parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random logits without one")
+    parser.add_argument("--report", type=Path, help="a JSONL file to which the figures are appended")
     chosen = parser.parse_args()
     started = time.perf_counter()
     if chosen.checkpoint:
-        tokenizer, answer = engine_answers(chosen.checkpoint)
+        folder = bundled_path() if chosen.checkpoint == "bundled" else Path(chosen.checkpoint)
+        tokenizer, answer = engine_answers(folder)
     else:
         tokenizer = Tokenizer.from_file(bundled_path() / "tokenizer.json")
-        free = random_answers(tokenizer)
-        answer = lambda _, *rest: free(*rest)  # noqa: E731
+        answer = random_answers(tokenizer)
     arms, faults, refused = soak(chosen.share, chosen.seed, tokenizer, answer)
-    keys = ("answers", "wrong", "length", "tokens")
-    rows = [[mode, str(temperature), *(str(counts[key]) for key in keys)] for mode, temperature, counts in arms]
-    print("\n".join(table([["mode", "temperature", *keys], *rows])))
+    keys = ("answers", "wrong", "length", "tokens", "forwards")
+    rows = [[mode, str(heat), *(str(c[key]) for key in keys), *map(str, cost(c).values())] for mode, heat, c in arms]
+    told = ["grammar µs a forward", "masks", "endings", "of all time"]
+    print("\n".join(table([["mode", "temperature", *keys, *told], *rows])))
+    whole = sum((counts for _, _, counts in arms), Counter[str]())
+    seconds = round(time.perf_counter() - started)
+    row = {
+        "date": datetime.date.today().isoformat(), "command": " ".join(sys.argv),
+        "model": chosen.checkpoint or "random logits", "refused": dict(refused), "seconds": seconds,
+        **{key: whole[key] for key in keys}, "a forward": cost(whole),
+        "µs by arm": {f"{mode} {heat}": cost(counts)["µs"] for mode, heat, counts in arms},
+    }  # fmt: skip
     print(f"refused before generation: {dict(refused)}")
     print("\n".join(faults[:20]))
-    print(f"{len(faults)} wrong answers, {time.perf_counter() - started:.0f} s")
+    print(f"{len(faults)} wrong answers, {seconds} s")
+    if chosen.report:
+        with chosen.report.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return 1 if faults else 0
 
 

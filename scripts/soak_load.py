@@ -254,8 +254,8 @@ def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         finally:
             server.kill()
     report.wrong += [f"{number} {name} are left" for name, number in held.items() if number and name != "forwards"]
-    if chosen.seconds >= MIN_SECONDS and (words := growth(report.resident_mib)):
-        report.wrong.append(words)
+    if chosen.seconds >= MIN_SECONDS and (growing := growth(report.resident_mib)):
+        report.wrong.append(growing)
     if not report.counts["left in mid-stream"] or not report.counts["refused after SIGTERM"]:
         report.wrong.append("nobody left in mid-stream, or nobody was refused: the run was too short to say anything")
     return report, held
