@@ -13,10 +13,10 @@ from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
 
-from fourleaf.tasks.cabin import impossible
+from fourleaf.tasks.cabin import impossible, series
 from fourleaf.tasks.cabin.fillers import Fillers
 from fourleaf.tasks.cabin.noise import add_typo, capital, hesitate, restyle
-from fourleaf.tasks.cabin.phrases import Corpus, Repair
+from fourleaf.tasks.cabin.phrases import Corpus, Linked, Repair
 from fourleaf.tasks.cabin.pieces import CLUSTERS, COPYING_TOOLS, EVEN_RATES, NumberRates, Piece, Requests
 from fourleaf.tasks.cabin.repairs import draw_repair
 from fourleaf.tasks.cabin.schema import FREE_TEXT, MISSING, OUT_OF_SCOPE, Example
@@ -25,6 +25,8 @@ from fourleaf.tasks.cabin.whole import Swapper, Template, analyse
 COUNT_WEIGHTS = (30, 25, 15, 10, 8, 5, 4, 3)
 # Whole utterances are closer to how people talk than patterns are.
 WHOLE_SHARE = 0.55
+# Of the pieces where two calls or more are wanted, in training: requests that share words.
+SERIES_SHARE = 0.16
 # More joiners of everyday speech; a bare comma is the commonest of all.
 _PLAIN_JOINERS = (", ", ", ", ", ", " and ", " and ", ", and ", ". ", " then ", ", then ", " and also ", "; ")
 _SENTENCE_JOINERS = (
@@ -71,10 +73,13 @@ class Side:
     templates: dict[int, list[Template]]
     weights: dict[int, list[float]]
     repairs: list[Repair]
+    linked: list[Linked]
     out_of_scope: list[str]
     missing: list[str]
     vocabulary: frozenset[str]
     invents: bool = False
+    # How often requests stand beside one that cannot be done or lacks a fact.
+    partly: float = 0.07
 
 
 def _rarity(templates: list[Template]) -> list[float]:
@@ -100,6 +105,11 @@ def _rarity(templates: list[Template]) -> list[float]:
 
 
 _FIXED_NAMES = frozenset({"window", "zone", "seat", "mode", "action", "item", "category", "color", "avoid"})
+
+
+def _spelt_out(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments whose values a linked template has itself, slots left out."""
+    return {name: value for name, value in arguments.items() if not str(value).startswith("{")}
 
 
 def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers, rates: NumberRates = EVEN_RATES) -> Side:
@@ -129,6 +139,7 @@ def make_side(corpus: Corpus, keep: Callable[[str], bool], fillers: Fillers, rat
         by_count,
         {count: list(accumulate(values)) for count, values in count_weights.items()},
         [r for r in corpus.repairs if keep(r.pattern) and fixed(r.tool, r.args)],
+        [p for p in corpus.linked if all(fixed(tool, _spelt_out(args)) for tool, args in p.calls)],
         [t for t in corpus.out_of_scope if keep(t)] + [e.utterance for e in silent if e.text == OUT_OF_SCOPE],
         [t for t in corpus.missing if keep(t)] + [e.utterance for e in silent if e.text == MISSING],
         frozenset(words),
@@ -166,6 +177,11 @@ class Composer:
         template = random.choices(pool, cum_weights=self.side.weights[count])[0]
         return self.side.swapper.draw(template, random)
 
+    def _series(self, most: int, random: Random) -> Piece | None:
+        if self.side.linked and random.random() < 0.4:
+            return series.linked(random.choice(self.side.linked), self.side.requests.fillers, random)
+        return series.draw(most, random)
+
     def pieces(self, count: int, random: Random, *, repair: bool) -> list[Piece]:
         """Pieces of `count` calls in all that may stand together."""
         chosen: list[Piece] = []
@@ -179,6 +195,8 @@ class Composer:
             piece: Piece | None
             if repair_at == len(chosen):
                 piece = draw_repair(self.side.repairs, self.side.requests, random, first=not chosen)
+            elif self.side.invents and remaining > 1 and random.random() < SERIES_SHARE:
+                piece = self._series(remaining, random)
             elif random.random() < WHOLE_SHARE:
                 size = remaining if random.random() < 0.5 else random.randint(1, remaining)
                 piece = self.whole(size, random)
@@ -319,7 +337,7 @@ class Composer:
         else:
             chosen = self.pieces(count, random, repair=repair)
             tags = {"joined"} if len(chosen) > 1 else set()
-            if random.random() < 0.07:
+            if random.random() < self.side.partly:
                 chosen = self.add_silent(chosen, random)
             piece = Piece(
                 self.join(chosen, random),

@@ -20,6 +20,8 @@ REPAIR_SHARE = 0.11
 TYPO_SHARE = 0.12
 HISTORY_SHARE = 0.08
 CONTINUATION_SHARE = 0.02
+# The test sets have 7%; a model that met it as often got half of them wrong.
+PARTLY_SHARE = 0.12
 
 _READINGS: dict[str, Any] = {
     "range": {"range_km": 312},
@@ -37,7 +39,7 @@ def training_composer() -> Composer:
     material = corpus(additions=True)
     fillers = Fillers(material, unseen=False)
     side = make_side(material, lambda text: not held_out(text), fillers, TRAINING_RATES)
-    return Composer(replace(side, invents=True))
+    return Composer(replace(side, invents=True, partly=PARTLY_SHARE))
 
 
 def _result(call: Call) -> str:

@@ -166,38 +166,61 @@ class Piece:
 
 @dataclass(frozen=True)
 class NumberRates:
-    """How often a number is beyond its limit, a temperature Fahrenheit, a speed in miles, a number spelt in words."""
+    """How often a number is beyond its limit, a temperature Fahrenheit, a speed in miles, a number spelt in words.
+
+    `far` is the share of the numbers beyond their limit that are far beyond it ("fan to a hundred").
+    """
 
     beyond: float = 0.09
     fahrenheit: float = 0.15
     mph: float = 0.25
     in_words: float = 0.4
+    far: float = 0.0
 
 
 # As the test sets have them.
 EVEN_RATES = NumberRates()
 # What is rare among requests and hard to learn; a model that met it as often as the test sets have it got half wrong.
-TRAINING_RATES = NumberRates(beyond=0.15, fahrenheit=0.3, mph=0.35, in_words=0.5)
+TRAINING_RATES = NumberRates(beyond=0.28, fahrenheit=0.4, mph=0.45, in_words=0.6, far=0.4)
+# Numbers far beyond a limit, by slot or by the highest value of the parameter; they never lie within it.
+_FAR: dict[str | int, tuple[int, ...]] = {
+    "celsius": (0, 1, 2, 3, 4, 5, 6, 7, 10, 35, 38, 40, 42, 44, 45),
+    "fahrenheit": (46, 47, 48, 50, 95, 99, 100, 105, 110, 115, 120, 130, 140, 150, 200),
+    "speed_kmh": (180, 199, 200, 220, 250, 260, 280, 300, 320, 350, 400, 500),
+    "mph": (95, 98, 99, 100, 105, 110, 115, 120, 130, 140, 150, 160, 180, 200, 250, 300),
+    3: (10, 11, 12, 15, 20, 25, 30, 50, 75, 99, 100, 200),
+    5: (13, 15, 18, 20, 22, 25, 30, 40, 50, 100),
+    7: (16, 18, 20, 25, 30, 40, 50, 60, 70, 80, 90, 99, 100, 150, 200, 500),
+    10: (26, 30, 35, 40, 50, 60, 75, 80, 99, 100, 200),
+    30: (40, 45, 50, 60, 75, 80, 90, 99, 100, 110, 120, 150, 200, 300, 500),
+    100: (101, 105, 110, 120, 125, 130, 150, 180, 200, 250, 300, 400, 500),
+}
 
 
 def draw_number(
-    slot: str, tool: str, random: Random, *, beyond: float = NumberRates.beyond, may_clamp: bool = True
+    slot: str, tool: str, random: Random, *, rates: NumberRates = EVEN_RATES, may_clamp: bool = True
 ) -> tuple[int, int, bool]:
-    """(number said, value in the call, whether it was clamped) for a number slot, `beyond` its limit that often."""
-    is_beyond = may_clamp and random.random() < beyond
+    """(number said, value in the call, whether it was clamped) for a number slot, beyond its limit as `rates` say."""
+    is_beyond = may_clamp and random.random() < rates.beyond
+    # Without far numbers nothing is drawn here: the test sets depend on every draw.
+    is_far = is_beyond and rates.far > 0 and random.random() < rates.far
     if slot == "celsius":
         said = random.randint(16, 30)
         if is_beyond:
-            said = random.choice((*range(8, 16), *range(31, 41)))
+            said = random.choice(_FAR[slot] if is_far else (*range(8, 16), *range(31, 41)))
         return said, min(max(said, 16), 30), not 16 <= said <= 30
     if slot == "fahrenheit":
         said = random.randint(60, 87) if not is_beyond else random.choice((*range(48, 60), *range(88, 100)))
+        if is_far:
+            said = random.choice(_FAR[slot])
         value = spoken.celsius(said)
         return said, min(max(value, 16), 30), not 16 <= value <= 30
     if slot == "speed_kmh":
         said = random.choice((random.randint(6, 30) * 5, random.randint(30, 150)))
         if is_beyond:
             said = random.choice((random.randint(155, 299), random.randint(16, 40) * 10))
+        if is_far:
+            said = random.choice(_FAR[slot])
         return said, min(said, 150), said > 150
     spec = PARAMETERS[tool][slot]
     low, high = max(spec["minimum"], 1 if slot == "delta" else 0), spec["maximum"]
@@ -207,6 +230,8 @@ def draw_number(
         said = random.randint(low, high)
     if is_beyond:
         said = random.randint(high + 1, {3: 9, 5: 12, 7: 15, 10: 25, 30: 100, 100: 250}[high])
+    if is_far:
+        said = random.choice(_FAR[high])
     return said, min(said, high), said > high
 
 
@@ -289,6 +314,9 @@ class Requests:
     def _mph(self, text: str, random: Random, tags: set[str]) -> tuple[str, int]:
         unit = random.choice((" mph", " mph", " miles an hour", " miles per hour", "mph"))
         said = random.choice((random.randint(4, 17) * 5, random.randint(20, 90)))
+        if self.rates.far and random.random() < self.rates.beyond:
+            said = random.choice(_FAR["mph"])
+            tags.add("clamp")
         in_words = random.random() < self.rates.in_words
         number = spoken.say(said, random, in_words=in_words)
         if in_words:
@@ -307,7 +335,7 @@ class Requests:
         may_be_f = slot == "celsius" and random.random() < self.rates.fahrenheit
         if may_be_f and not re.search(r"celsius|centigrade|\bC\b", phrase.pattern):
             slot = "fahrenheit"
-        said, value, clamped = draw_number(slot, phrase.tool, random, beyond=self.rates.beyond, may_clamp=may_clamp)
+        said, value, clamped = draw_number(slot, phrase.tool, random, rates=self.rates, may_clamp=may_clamp)
         if slot == "fahrenheit":
             tags.add("fahrenheit")
         if clamped:

@@ -326,7 +326,7 @@ class Swapper:
             value, clamped = min(spoken.kmh(said), 150), False
         else:
             slot = "fahrenheit" if place.unit == "f" else place.slot
-            said, value, clamped = draw_number(slot, place.tool, random, beyond=self.rates.beyond)
+            said, value, clamped = draw_number(slot, place.tool, random, rates=self.rates)
             # "2 degrees" keeps its plural, and a word for nothing would read oddly where a level stood.
             if said <= 1:
                 return old
