@@ -150,3 +150,14 @@ def test_bundled_checkpoints_fit_their_budget():
         for folder in (PACKAGE / "models").glob("*/")
     }
     assert {name: size for name, size in sizes.items() if size > MAX_CHECKPOINT_BYTES} == {}
+
+
+def test_every_decision_has_a_number_of_its_own_and_a_line_in_the_list():
+    """Numbers may be missing: 021 was given to a choice that was not made."""
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(path.name for path in folder.glob("*.md") if path.name != "README.md")
+    assert [name for name in pages if not re.match(r"\d{3}-[a-z0-9-]+\.md$", name)] == []
+    numbers = [name[:3] for name in pages]
+    assert len(set(numbers)) == len(numbers)
+    listed = re.findall(r"^\| \[(\d{3})\]\(([^)]+)\)", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed == list(zip(numbers, pages, strict=True))
