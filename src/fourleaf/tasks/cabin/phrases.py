@@ -60,6 +60,16 @@ class Phrase:
 
 
 @dataclass(frozen=True)
+class Linked:
+    """A template of one utterance with several calls, (name, arguments) each; an argument `{slot}` is copied text."""
+
+    pattern: str
+    calls: tuple[tuple[str, dict[str, Any]], ...]
+    query_type: tuple[str, ...] = ()
+    text_type: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Repair:
     """A way to take something back: whole requests ({first}, {second}) or the values {a} and {b} of one slot."""
 
@@ -76,6 +86,7 @@ class Corpus:
 
     phrases: list[Phrase] = field(default_factory=list)
     utterances: list[Example] = field(default_factory=list)
+    linked: list[Linked] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)
     surfaces: dict[tuple[str, str], dict[Any, list[str]]] = field(default_factory=dict)
     fillers: dict[tuple[str, str], list[str]] = field(default_factory=dict)
@@ -108,6 +119,18 @@ def _read_phrase(line: dict[str, Any], corpus: Corpus) -> None:
     corpus.phrases.append(phrase)
 
 
+def _read_linked(line: dict[str, Any], corpus: Corpus) -> None:
+    calls = tuple((str(call["name"]), dict(call["arguments"])) for call in line["calls"])
+    kinds = tuple(line.get("query_type", ())), tuple(line.get("text_type", ()))
+    linked = Linked(line["pattern"], calls, *kinds)
+    copied = [v[1:-1] for _, arguments in calls for v in arguments.values() if isinstance(v, str) and v[:1] == "{"]
+    if variants.slots(linked.pattern) != sorted(copied):
+        raise LabelError(f"the slots of {linked.pattern!r} must be the copied arguments {sorted(copied)}")
+    # With each slot standing for itself it is an example like any other.
+    schema.check(Example(variants.draw(linked.pattern, Random(0)), tuple(schema.Call(*call) for call in calls), ""))
+    corpus.linked.append(linked)
+
+
 def _read_line(line: dict[str, Any], corpus: Corpus) -> None:
     if "utterance" in line:
         example = schema.parse_line(line)
@@ -117,6 +140,8 @@ def _read_line(line: dict[str, Any], corpus: Corpus) -> None:
     kind = line["kind"]
     if kind in ("phrase", "variants"):
         _read_phrase(line, corpus)
+    elif kind == "linked":
+        _read_linked(line, corpus)
     elif kind == "repair":
         repair = Repair(
             line["pattern"],
