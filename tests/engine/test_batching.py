@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from asking import Client, alone, remade
+from asking import Client, alone, crowd, remade
 
 from fourleaf.engine.core import Core, Limits
 from fourleaf.engine.request import GenerateParams
@@ -37,26 +37,12 @@ def test_requests_that_come_and_go_answer_as_if_alone(random_engine, limits):
     """Bug kinds 12, 19-24, 39-41: cancels, little memory, few rows, shared prefixes, all modes and policies mixed."""
     rng = random.Random(1)
     core = Core(random_engine.model, Limits(**{"num_pages": 64, **limits}), checks=True)
-    clients, cancelled = [], set()
-    for _ in range(60):
-        if len(clients) < 16 and rng.random() < 0.5:
-            clients.append(Client(random_engine, core, *drawn(rng)))
-        waiting = [client for client in clients if not client.is_done and client.key not in cancelled]
-        if waiting and rng.random() < 0.08:
-            client = rng.choice(waiting)
-            core.cancel(client.key)
-            cancelled.add(client.key)
-        core.step()
-    while core.step():
-        pass
-    assert core.is_idle
-    assert core.cache.pages.num_held == 0
+    clients = crowd(random_engine, core, rng, drawn, steps=60, coming=0.5, leaving=0.08)
     if "num_pages" in limits:
         assert core.scheduler.num_preempted, "the case must exercise preemption"
     assert core.cache.tree.counters.num_hit_tokens, "the case must exercise hits"
     for client in clients:
-        if client.key not in cancelled:
-            assert client.answer == alone(random_engine, client.prompt, client.params)
+        assert client.answer == alone(random_engine, client.prompt, client.params)
 
 
 def test_draft_says_what_ar_says(random_engine):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from asking import crowd, remade
 
 from fourleaf.engine.core import Core, Limits
 from fourleaf.engine.engine import Engine
@@ -21,8 +22,7 @@ EVEN = math.log(0.5)
 
 def filled(engine: Engine, prompt: list[int], params: GenerateParams):
     """(tokens, gap of each, last delta), on an engine of its own that counts all memory after every step."""
-    engine = Engine(engine.name, engine.model, engine.tokenizer, engine.chat, Limits(num_pages=64), checks=True)
-    deltas = list(engine.generate(prompt, params))
+    deltas = list(remade(engine).generate(prompt, params))
     tokens = [token for delta in deltas for token in delta.tokens]
     gaps = [gap for delta in deltas for gap in delta.gaps or ()]
     return tokens, gaps, deltas[-1]
@@ -268,16 +268,12 @@ def test_diffuse_sees_what_is_pinned_behind_the_gap_and_a_walk_does_not(random_e
     assert changed >= 1
 
 
-class Client:
-    """A request on a core, and what came of it."""
-
-    def __init__(self, engine, core, prompt, params):
-        self.prompt, self.params, self.deltas = prompt, params, []
-        self.key = core.submit(engine.admit(prompt, params), self.deltas.append)
-
-    @property
-    def is_done(self):
-        return bool(self.deltas) and self.deltas[-1].finish_reason is not None
+def drawn_among_others(rng: random.Random) -> tuple[list[int], GenerateParams]:
+    """An infilling, or an answer as everyone asks for."""
+    params = asked(rng) if rng.random() < 0.7 else replace(asked(rng), infill=(), max_tokens=30)
+    if params.policy == "edit" and not params.infill:
+        params = replace(params, policy="threshold")
+    return [30 + i % 60 for i in range(rng.choice((1, 33, 64)))], params
 
 
 @pytest.mark.parametrize("limits", [{}, {"num_pages": 10}, {"max_running": 3}], ids=str)
@@ -285,27 +281,11 @@ def test_infillings_among_others_answer_as_if_alone(random_engine, limits):
     """Cancels, little memory, few rows, shared prefixes; and nothing is left behind."""
     rng = random.Random(8)
     core = Core(random_engine.model, Limits(**{"num_pages": 64, **limits}), checks=True)
-    clients, cancelled = [], set()
-    for _ in range(50):
-        if len(clients) < 16 and rng.random() < 0.6:
-            params = asked(rng) if rng.random() < 0.7 else replace(asked(rng), infill=(), max_tokens=30)
-            if params.policy == "edit" and not params.infill:
-                params = replace(params, policy="threshold")
-            prompt = [30 + i % 60 for i in range(rng.choice((1, 33, 64)))]
-            clients.append(Client(random_engine, core, prompt, params))
-        running = [client for client in clients if not client.is_done and client.key not in cancelled]
-        if running and rng.random() < 0.06:
-            client = rng.choice(running)
-            core.cancel(client.key)
-            cancelled.add(client.key)
-        core.step()
-    while core.step():
-        pass
-    assert core.cache.pages.num_held == 0
+    clients = crowd(random_engine, core, rng, drawn_among_others, steps=50, coming=0.6, leaving=0.06)
     if "max_running" in limits:
         assert core.scheduler.num_preempted, "the case must exercise preemption"
     for client in clients:
-        if client.key in cancelled or not client.params.infill:
+        if not client.params.infill:
             continue
         tokens, gaps, last = filled(random_engine, client.prompt, client.params)
         assert [t for d in client.deltas for t in d.tokens] == tokens

@@ -1,6 +1,7 @@
-"""A toy to train on: repeat the letters of the prompt."""
+"""A toy to train on: repeat the letters of the prompt. And the tokenizer and template of what is really trained on."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -8,8 +9,14 @@ import tiny
 
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.model.config import ModelConfig
+from fourleaf.tasks.cabin.generator import stream
+from fourleaf.tasks.cabin.schema import answer_text
+from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Batch, Document, Source, collate
+from fourleaf.train.recipes import template_path
+from fourleaf.train.sheets import sheet_texts
 from fourleaf.train.trainer import Ids, Trainer
 
 END, MASK, ASK, ANSWER, LETTERS, VOCAB, BLOCK = 0, 1, 2, 3, 4, 16, 8
@@ -32,6 +39,18 @@ _STAGES = (
     Stage(objective="ar", share=0.5, curriculum=((0.0, 1), (0.5, 3)), rows=64, warmup_steps=2),
     Stage(objective="joint", share=0.5, curriculum=((0.0, 3),), rows=128, warmup_steps=2),
 )
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Of the texts that the bundled model's training sees, of few of them."""
+    texts = [text for e in islice(stream(1), 300) for text in (e.utterance, answer_text(e))]
+    return train_tokenizer([*texts, *sheet_texts(1, 50)], len(SPECIAL_TOKENS) + 500)
+
+
+@pytest.fixture(scope="session")
+def chat(tokenizer) -> ChatTemplate:
+    return ChatTemplate(template_path().read_text(encoding="utf-8"), tokenizer)
 
 
 @pytest.fixture(scope="session")

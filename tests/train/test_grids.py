@@ -9,28 +9,12 @@ import pytest
 
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.errors import ConfigError
-from fourleaf.tasks.cabin.generator import stream
-from fourleaf.tasks.cabin.schema import answer_text
 from fourleaf.tasks.sudoku import BLANK, draw_easy, draw_grid, grid_text, is_held_out, is_solved, messages, solutions
-from fourleaf.text.chat import ChatTemplate
-from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from fourleaf.train import recipes
 from fourleaf.train.config import TrainConfig
 from fourleaf.train.data import Document, collate
 from fourleaf.train.grids import documents, puzzle_source
-from fourleaf.train.recipes import template_path, training_source
-from fourleaf.train.sheets import sheet_texts
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    texts = [text for e in islice(stream(1), 60) for text in (e.utterance, answer_text(e))]
-    return train_tokenizer([*texts, *sheet_texts(1, 10)], len(SPECIAL_TOKENS) + 300)
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer):
-    return ChatTemplate(template_path().read_text(encoding="utf-8"), tokenizer)
+from fourleaf.train.recipes import training_source
 
 
 @pytest.fixture(scope="module")

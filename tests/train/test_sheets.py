@@ -14,26 +14,11 @@ from fourleaf.decide.sheet import HOW, Printer
 from fourleaf.diffusion.noise import NoiseConfig, noisy_blocks, slot_block
 from fourleaf.engine.engine import Engine
 from fourleaf.errors import ConfigError
-from fourleaf.tasks.cabin.generator import stream
-from fourleaf.tasks.cabin.schema import answer_text
-from fourleaf.text.chat import ChatTemplate
-from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from fourleaf.train import heldout, recipes
 from fourleaf.train.config import TrainConfig
 from fourleaf.train.data import Document, batches, collate, mixed, num_rows
-from fourleaf.train.recipes import template_path, train_cabin
-from fourleaf.train.sheets import sheet_source, sheet_texts
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    texts = [text for e in islice(stream(1), 300) for text in (e.utterance, answer_text(e))]
-    return train_tokenizer([*texts, *sheet_texts(1, 50)], len(SPECIAL_TOKENS) + 500)
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer):
-    return ChatTemplate(template_path().read_text(encoding="utf-8"), tokenizer)
+from fourleaf.train.recipes import train_cabin
+from fourleaf.train.sheets import sheet_source
 
 
 @pytest.fixture(scope="module")
