@@ -210,3 +210,11 @@ def test_a_key_names_all_that_a_cost_depends_on():
     assert key["device"]
     assert machine_key("c", torch.device("cpu"), torch.bfloat16) != key
     json.dumps(key)
+
+
+def test_another_release_measures_anew(tmp_path, monkeypatch):
+    """Its kernels may be faster: a table of the release before would choose modes by what is no longer true."""
+    recall(tmp_path, machine_key("c", torch.device("cpu"), torch.float32), table)
+    monkeypatch.setattr(cost, "version", lambda package: "99.0")
+    key = machine_key("c", torch.device("cpu"), torch.float32)
+    assert recall(tmp_path, key, lambda: table(3.0)) == table(3.0)

@@ -16,6 +16,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -161,10 +162,11 @@ def checkpoint_fingerprint(folder: Path) -> str:
 
 
 def machine_key(fingerprint: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What a table holds for: a table of another checkpoint or machine is never read."""
+    """What a table holds for: a table of another checkpoint, machine or release is never read."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "format": FORMAT,
+        "fourleaf": version("fourleaf"),
         "checkpoint": fingerprint,
         "device": name,
         "dtype": str(dtype).removeprefix("torch."),
