@@ -320,19 +320,41 @@ class Swapper:
 
     def _number(self, place: Place, text: str, arguments: dict[str, Any], random: Random, tags: set[str]) -> str:
         old = text[place.start : place.end]
-        in_words = not old.isdigit() if random.random() < 0.7 else random.random() < self.rates.in_words
-        if place.unit == "mph":
+        in_words = (
+            not old.isdigit() if random.random() < self.rates.as_written else random.random() < self.rates.in_words
+        )
+        unit = place.unit or self._other_unit(place, text, random)
+        if unit == "mph":
             said = random.randint(4, 18) * 5
             value, clamped = min(spoken.kmh(said), 150), False
         else:
-            slot = "fahrenheit" if place.unit == "f" else place.slot
+            slot = "fahrenheit" if unit == "f" else place.slot
             said, value, clamped = draw_number(slot, place.tool, random, rates=self.rates)
             # "2 degrees" keeps its plural, and a word for nothing would read oddly where a level stood.
             if said <= 1:
                 return old
         tags.update(
-            tag for tag, on in (("number_word", in_words), ("fahrenheit", place.unit == "f"), ("clamp", clamped)) if on
+            tag
+            for tag, on in (
+                ("number_word", in_words),
+                ("fahrenheit", unit == "f"),
+                ("mph", unit == "mph"),
+                ("clamp", clamped),
+            )
+            if on
         )
         sign = -1 if place.slot == "delta" and arguments[place.slot] < 0 else 1
         arguments[place.slot] = sign * value
-        return spoken.say(said, random, in_words=in_words)
+        form = spoken.say(said, random, in_words=in_words)
+        return form if place.unit == unit or unit == "f" else f"{form} {random.choice(('mph', 'miles an hour'))}"
+
+    def _other_unit(self, place: Place, text: str, random: Random) -> str:
+        """ "f" or "mph" where a number without a unit may take one: a bare temperature above 45 is Fahrenheit."""
+        if self.rates.other_unit and random.random() < self.rates.other_unit:
+            if place.slot == "celsius" and not re.search(r"celsius|centigrade|\bC\b", text):
+                return "f"
+            if place.slot == "speed_kmh" and not re.search(
+                r"km|kph|kilom|kays|clicks|\bk\b|\dk\b|mph|mile", text, re.I
+            ):
+                return "mph"
+        return ""
