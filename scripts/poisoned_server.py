@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from fourleaf.checkpoint.tools import fixed_tools
 from fourleaf.engine import core, runner
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.sequence import Sequence
@@ -25,7 +26,6 @@ from fourleaf.measure.specimen import specimen
 from fourleaf.serve import listener
 from fourleaf.serve.app import create_app
 from fourleaf.serve.settings import Settings
-from fourleaf.serve.tools import fixed_tools
 from fourleaf.text.tokenizer import Tokenizer
 
 NAN_SEED, GRAMMAR_SEED = 666_001, 666_002

@@ -79,6 +79,13 @@ Threshold = Annotated[
         help=f"diffuse: a pass reveals what is more certain than this, 0 to 1; {DEFAULT_THRESHOLD} by default."
     ),
 ]
+Grammar = Annotated[
+    bool,
+    typer.Option(
+        "--grammar/--no-grammar",
+        help="Hold answers to text or calls of the tools in the model's weights, if it has any.",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="With a temperature: same seed, same answer.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Limit of an answer, in tokens.")]
@@ -105,19 +112,21 @@ def _root(
 
 def _load(model: Path | None, threads: int | None) -> tuple[Decoder, list[dict[str, Any]] | None]:
     """The engine, and the tools in its model's weights."""
+    from fourleaf.checkpoint.tools import fixed_tools
     from fourleaf.engine import Engine, bundled_path
-    from fourleaf.serve.tools import fixed_tools
 
     path = model or bundled_path()
     return Engine.load(path, num_threads=threads), fixed_tools(path)
 
 
-def _params(mode: str | None, threshold: float | None, temperature: float, seed: int) -> GenerateParams:
+def _params(
+    mode: str | None, threshold: float | None, temperature: float, seed: int, *, grammar: bool
+) -> GenerateParams:
     """What the options say. Raises RequestError for a value outside its limits."""
     from fourleaf.engine.request import GenerateParams
 
     given = {name: value for name, value in (("mode", mode), ("threshold", threshold)) if value is not None}
-    return GenerateParams(temperature=temperature, seed=seed, **given)  # type: ignore[arg-type]
+    return GenerateParams(temperature=temperature, seed=seed, grammar=grammar, **given)  # type: ignore[arg-type]
 
 
 def _of_engine(params: GenerateParams, engine: Decoder, mode: str | None, threshold: float | None) -> GenerateParams:
@@ -137,6 +146,7 @@ def run(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
+    grammar: Grammar = True,
     threads: Threads = None,
     as_json: AsJson = False,
     show: Show = False,
@@ -150,7 +160,7 @@ def run(
     from fourleaf.serve.terminal import CanvasView, answer_lines, speed_line
 
     # Checked before the model is loaded: a mistake should not have to wait.
-    params = _params(mode, threshold, temperature, seed)
+    params = _params(mode, threshold, temperature, seed, grammar=grammar)
     said = sys.stdin.read().strip() if text == "-" else text
     engine, tools = _load(model, threads)
     params = _of_engine(params, engine, mode, threshold)
@@ -172,6 +182,7 @@ def chat(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
+    grammar: Grammar = True,
     threads: Threads = None,
     show: Show = False,
     delay: Delay = 0.08,
@@ -184,7 +195,7 @@ def chat(
     from fourleaf.serve.conversation import Conversation
     from fourleaf.serve.terminal import CanvasView, answer_lines, said_lines, speed_line
 
-    params = _params(mode, threshold, temperature, seed)
+    params = _params(mode, threshold, temperature, seed, grammar=grammar)
     engine, tools = _load(model, threads)
     params = _of_engine(params, engine, mode, threshold)
     conversation = Conversation(engine, tools, params, max_tokens)
@@ -222,6 +233,7 @@ def evaluate(
         typer.Option(help=f"diffuse: 0 to 1, {DEFAULT_THRESHOLD} by default; several times to compare several."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Limit of an answer, in tokens.")] = 512,
+    grammar: Grammar = True,
     model: Model = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     failures: Annotated[Path | None, typer.Option(help="Write each wrong answer to this file, as JSON lines.")] = None,
@@ -257,7 +269,8 @@ def evaluate(
         from fourleaf.measure.evaluate import main_eval
 
         thresholds = threshold or [DEFAULT_THRESHOLD]
-        main_eval(set_, mode, thresholds, limit=n, max_tokens=max_tokens, failures_file=failures, **common)
+        options = {"limit": n, "max_tokens": max_tokens, "grammar": grammar, "failures_file": failures}
+        main_eval(set_, mode, thresholds, **options, **common)
 
 
 @app.command()

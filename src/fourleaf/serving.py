@@ -158,8 +158,8 @@ def _loaders(given: list[str], threads: int | None) -> dict[str, Loader]:
 
 def _loader(name: str, path: Path, threads: int | None) -> Loader:
     def load() -> tuple[Any, Any]:
+        from fourleaf.checkpoint.tools import fixed_tools
         from fourleaf.engine.engine import Engine
-        from fourleaf.serve.tools import fixed_tools
 
         engine = Engine.load(path, num_threads=threads)
         engine.name = name

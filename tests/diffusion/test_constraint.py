@@ -43,6 +43,9 @@ class Strings:
     def allowed(self):
         return np.array([self.accepts(token) for token in range(NUM_IDS)])
 
+    def allows(self, token):
+        return bool(self.allowed()[token])
+
     def advance(self, token):
         assert self.accepts(token)
         self.ended = token == END

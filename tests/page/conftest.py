@@ -11,10 +11,10 @@ import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from fourleaf.checkpoint.tools import fixed_tools
 from fourleaf.engine import Engine, bundled_path
 from fourleaf.serve import listener
 from fourleaf.serve.app import create_app
-from fourleaf.serve.tools import fixed_tools
 from fourleaf.tasks.cabin.schema import TOOLS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -21,6 +21,8 @@ THINKER = (
     "{%- if enable_thinking is defined and not enable_thinking -%}<think></think>{%- else -%}<think>{%- endif -%}"
 )
 
+FREE = {"grammar": False}
+
 
 @pytest.fixture
 def able(scripted):
@@ -219,15 +221,29 @@ def test_tools_are_a_constraint(client_and, call_text, fields, tools):
     assert engine.params[0].constraint == Constraint("tools", tools)
 
 
-def test_tools_in_the_weights_are_free_until_a_request_names_some(client_and, call_text):
+def test_what_tools_in_the_weights_may_be_called_is_the_engines_affair_until_a_request_forces_some(
+    client_and, call_text
+):
     client, engine = client_and(call_text("set_ac", on=True), fixed_tools=TOOLS)
-    ask(client)
-    assert engine.params[0].constraint is None
-    ask(client, tool_choice="required")
+    for fields in ({}, {"tools": TOOLS[:2]}, {"tools": TOOLS[:2], "extra_body": FREE}):
+        ask(client, **fields)
+    assert [params.constraint for params in engine.params] == [None] * 3
+    assert [params.grammar for params in engine.params] == [True, True, False]
+    ask(client, tools=TOOLS[:2], tool_choice="required", extra_body=FREE)
+    ask(client, tools=TOOLS[:2], parallel_tool_calls=False)
+    forced, single = (params.constraint.value for params in engine.params[3:])
+    assert (forced.choice, len(forced.offered)) == ("required", 2)
+    assert (single.choice, single.is_either, single.parallel) == ("auto", True, False)
+    assert len(single.offered) == len(TOOLS), "held to some of its tools, the model would call one that nobody meant"
+
+
+def test_tools_that_a_prompt_names_make_a_grammar_unless_it_is_turned_off(client_and, call_text):
+    client, engine = client_and(call_text("set_ac", on=True))
     ask(client, tools=TOOLS[:2])
-    assert [params.constraint.value.choice for params in engine.params[1:]] == ["required", "auto"]
-    assert len(engine.params[1].constraint.value.offered) == len(TOOLS)
-    assert len(engine.params[2].constraint.value.offered) == 2
+    ask(client, tools=TOOLS[:2], extra_body=FREE)
+    assert engine.params[0].constraint.value.choice == "auto"
+    assert not engine.params[0].constraint.value.is_either, "text may come before calls"
+    assert engine.params[1].constraint is None
 
 
 def test_a_call_cannot_be_forced_without_tools_or_to_an_unknown_one(client_and):

@@ -11,11 +11,11 @@ import torch
 from fastapi.testclient import TestClient
 
 from fourleaf.checkpoint.files import save_model
+from fourleaf.checkpoint.tools import fixed_tools
 from fourleaf.engine import Engine
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 from fourleaf.serve.app import create_app
-from fourleaf.serve.tools import fixed_tools
 from fourleaf.tasks.cabin.schema import TOOLS
 
 SAID = [{"role": "user", "content": "hi"}]

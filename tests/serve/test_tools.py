@@ -6,9 +6,10 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
+from fourleaf.checkpoint.tools import fixed_tools
 from fourleaf.errors import CheckpointError, RequestError
 from fourleaf.serve.app import create_app
-from fourleaf.serve.tools import fixed_tools, offer
+from fourleaf.serve.tools import offer
 from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE, TOOLS
 
 SAID = [{"role": "user", "content": "hi"}]

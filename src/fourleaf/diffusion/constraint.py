@@ -40,6 +40,10 @@ class Matcher(Protocol):
         """[Y] bool: the tokens that may come next, the end token where the answer may end."""
         ...
 
+    def allows(self, token: int) -> bool:
+        """Of one token, what `allowed` says of all."""
+        ...
+
     def accepts(self, token: int) -> bool:
         """Whether `advance` takes this token."""
         ...
@@ -89,6 +93,7 @@ def walk(
     end_id: int,
     left: int | None = None,
     guesses: Mapping[int, Choice] | None = None,
+    is_quick: bool = False,
 ) -> Walk:
     """Settles rows from `front` on and advances the matcher over them. The canvas is not changed.
 
@@ -98,6 +103,10 @@ def walk(
     None: endings are not watched (proposals of `draft`).
 
     tau below 0 settles every row: a whole block of proposals for `draft`, on a copy of the matcher.
+
+    is_quick: `choose` takes the most probable token, and nobody asks how probable it is. Then a row's proposal that the
+    grammar allows is what `choose` would say, and renormalising could only make it surer: where that was sure enough,
+    or need not be sure, `choose` is not asked, and the confidence is the proposal's.
     """
     rows, tokens, confidence = [], [], []
     free: list[int] = []  # forced tokens that still wait for their rows
@@ -112,7 +121,8 @@ def walk(
         elif free:
             found = (free.pop(0), 1.0)
         else:
-            found = _chosen(matcher, row, choose, guesses or {}, tau, is_first=not rows)
+            found = _quick(matcher, proposals.get(row), tau, is_first=not rows) if is_quick else None
+            found = found or _chosen(matcher, row, choose, guesses or {}, tau, is_first=not rows)
         if found is None:
             break
         taken = take(matcher, found[0], None if canvas.pinned[row] else room, end_id)
@@ -124,6 +134,13 @@ def walk(
         row += 1
     ahead = {} if is_done else {r: c for r, c in proposals.items() if r > row and c[1] > tau and c[0] != end_id}
     return Walk(rows, tokens, confidence, row, ahead)
+
+
+def _quick(matcher: Matcher, proposal: Choice | None, tau: float, is_first: bool) -> Choice | None:
+    """The proposal, where it is known to be what the grammar leaves of the row, and final."""
+    if proposal is not None and (is_first or proposal[1] > tau) and matcher.allows(proposal[0]):
+        return proposal
+    return None
 
 
 def _chosen(
@@ -192,24 +209,29 @@ def take_forced(matcher: Matcher, most: int) -> list[int]:
 
 
 class Trail:
-    """Grammar masks along tokens that are only proposed, for `draft`: row i's mask, given that i of them stand."""
+    """Grammar masks along tokens that are only proposed, for `draft`: row i's mask, given that i of them stand. It is
+    asked in rising order."""
 
     def __init__(self, matcher: Matcher, tokens: Sequence[int]) -> None:
         self._matcher = matcher.copy()
         self._tokens = list(tokens)
-        self._masks: list[NDArray[np.bool_] | None] = [self._matcher.allowed()]
+        self._at = 0
 
     def allowed(self, index: int) -> NDArray[np.bool_]:
         """[Y] bool: what may follow the first `index` tokens, which must be legal."""
-        while len(self._masks) <= index:
-            token = self._tokens[len(self._masks) - 1]
-            is_legal = self._masks[-1] is not None and self._matcher.accepts(token)
-            if is_legal:
-                self._matcher.advance(token)
-            self._masks.append(self._matcher.allowed() if is_legal else None)
-        mask = self._masks[index]
-        assert mask is not None, "a token that the grammar forbids cannot have been accepted"
-        return mask
+        return self._gone_to(index).allowed()
+
+    def allows(self, index: int, token: int) -> bool:
+        """Of one token, what `allowed` says of all."""
+        return self._gone_to(index).allows(token)
+
+    def _gone_to(self, index: int) -> Matcher:
+        assert index >= self._at, "the grammar cannot go back"
+        for token in self._tokens[self._at : index]:
+            assert self._matcher.accepts(token), "a token that the grammar forbids cannot have been accepted"
+            self._matcher.advance(token)
+        self._at = index
+        return self._matcher
 
 
 class GapMatcher:
@@ -233,6 +255,11 @@ class GapMatcher:
         mask[self._end_id] = False
         mask[self._gap_end_id] = self.is_accepting
         return mask
+
+    def allows(self, token: int) -> bool:
+        if token == self._gap_end_id:
+            return self.is_accepting
+        return token != self._end_id and not self._has_ended and self._inner.allows(token)
 
     def accepts(self, token: int) -> bool:
         if token == self._gap_end_id:

@@ -28,6 +28,8 @@ from fourleaf.errors import NumericError
 # (i, raw logits [Y] of row i) -> adjusted logits [Y], by the proposals of rows 1 to i, all of which stand. Called with
 # i rising from 0, once each, and never behind the row that ends the round: it may carry counts and a grammar along.
 Row = Callable[[int, Tensor], Tensor]
+# (i, token) -> whether the grammar allows the token that row i says, given the proposals before it; called as `Row` is.
+Legal = Callable[[int, int], bool]
 # (adjusted logits, p), both [Y], of row i
 Decisive = Callable[[int], tuple[Tensor, Tensor]]
 
@@ -74,6 +76,7 @@ def accept(
     row: Row | None,
     sampling: Sampling,
     *,
+    legal: Legal | None = None,
     start: int,
     pass_index: int,
     noise: Noise,
@@ -85,8 +88,10 @@ def accept(
     logits: [n, Y] raw, of the causal forward over the block's n rows; the mask id's are set to minus infinity in place.
     proposals: [n-1]. q: [n-1, Y], from which each proposal was drawn, after temperature, cuts, penalties and grammar;
     None where they were not drawn, as under greedy decoding, or q was not kept. row: needed where penalties or a
-    grammar make a row depend on the proposals before it; None where nothing does. start, pass_index, noise:
-    as in `Draws`. end_id: ends an answer; behind an accepted one nothing is decided, not even the next token.
+    grammar make a row depend on the proposals before it; None where nothing does. legal: of greedy decoding without
+    penalties, what the grammar says of one token. Then `row` is asked only where the most probable token is not legal,
+    which gives the same tokens; `adjusted` is without the grammar elsewhere. start, pass_index, noise: as in `Draws`.
+    end_id: ends an answer; behind an accepted one nothing is decided, not even the next token.
 
     Raises NumericError where logits are no numbers, or a row allows no token.
     """
@@ -94,11 +99,13 @@ def accept(
     assert row is not None or not sampling.has_penalties, "penalties depend on the accepted prefix"
     assert q is None or q.shape == logits[1:].shape, "each proposal comes with all of its q"
     draws = Draws(start, pass_index, noise)
-    if row is not None:
+    assert legal is None or (row is not None and sampling.temperature == 0 and not sampling.has_penalties)
+    if row is not None and legal is None:
         return _accept_in_turn(lambda i: _by_prefix(row(i, logits[i]), sampling), proposals, q, draws, end_id)
     adjusted = adjust(logits, sampling, mask_id)
     if sampling.temperature == 0:
-        return _accept_greedy(adjusted, proposals, end_id)
+        under = None if row is None else lambda i: row(i, logits[i])
+        return _accept_greedy(adjusted, proposals, end_id, legal, under)
     p = probabilities(adjusted, sampling)
     return _accept_in_turn(lambda i: (adjusted[i], p[i]), proposals, q, draws, end_id)
 
@@ -107,18 +114,30 @@ def _by_prefix(adjusted: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     return adjusted, probabilities(adjusted[None], sampling)[0]
 
 
-def _accept_greedy(adjusted: Tensor, proposals: list[int], end_id: int) -> Accepted:
-    """All rows in one comparison. adjusted: [n, Y]."""
+def _accept_greedy(
+    adjusted: Tensor,
+    proposals: list[int],
+    end_id: int,
+    legal: Legal | None = None,
+    under: Callable[[int], Tensor] | None = None,
+) -> Accepted:
+    """All rows in one comparison; where a row's best token is not `legal`, its logits `under` the grammar decide.
+    adjusted: [n, Y]."""
     top, best = adjusted.max(-1)
     choices = best.tolist()
     num_stand = 0
-    while num_stand < len(proposals) and proposals[num_stand] == choices[num_stand]:
+    while True:
+        if legal is not None and not legal(num_stand, choices[num_stand]):
+            assert under is not None
+            adjusted[num_stand] = under(num_stand)
+            top[num_stand], choices[num_stand] = adjusted[num_stand].amax(), int(adjusted[num_stand].argmax())
+        if num_stand == len(proposals) or proposals[num_stand] != choices[num_stand]:
+            _check(top[: num_stand + 1])
+            return Accepted(proposals[:num_stand], choices[num_stand], adjusted[: num_stand + 1])
         num_stand += 1
         if proposals[num_stand - 1] == end_id:
             _check(top[:num_stand])
             return Accepted(proposals[:num_stand], None, adjusted[:num_stand])
-    _check(top[: num_stand + 1])
-    return Accepted(proposals[:num_stand], choices[num_stand], adjusted[: num_stand + 1])
 
 
 def _accept_in_turn(decisive: Decisive, proposals: list[int], q: Tensor | None, draws: Draws, end_id: int) -> Accepted:
@@ -171,3 +190,11 @@ def _check(tops: Tensor) -> None:
     """Rows decide nothing where the most probable token's logit is no number or minus infinity. tops: [rows]."""
     if not bool(torch.isfinite(tops).all()):
         raise NumericError("a forward gave logits that are no numbers, or the grammar left no token; check the weights")
+
+
+def num_equal(proposals: list[int], tokens: list[int]) -> int:
+    """How many leading ones are the same."""
+    num = 0
+    while num < min(len(proposals), len(tokens)) and proposals[num] == tokens[num]:
+        num += 1
+    return num

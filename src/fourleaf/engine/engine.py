@@ -12,13 +12,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import torch
 
 from fourleaf.checkpoint.quantised import load_checkpoint
+from fourleaf.checkpoint.tools import fixed_tools
 from fourleaf.engine.core import Core, Limits, Sink, tell
 from fourleaf.engine.cost import CostTable
 from fourleaf.engine.guide import Guide
@@ -29,8 +31,9 @@ from fourleaf.engine.sequence import Sequence, Vocabulary
 from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.constraint import Constraint, taught
 from fourleaf.text.foreign import read_tokenizer
-from fourleaf.text.grammar import compile_constraint
+from fourleaf.text.grammar import compile_constraint, is_available
 from fourleaf.text.router import Router, Spelling, opens_in_reasoning
 from fourleaf.text.stops import StopFinder
 from fourleaf.text.tokenizer import MASK, Tokenizer
@@ -73,6 +76,7 @@ class Engine:
         self.name, self.model, self.tokenizer, self.chat = name, model, tokenizer, chat
         self.max_context = model.config.max_position_embeddings
         self.folder: Path | None = None
+        self.taught: Constraint | None = None  # what answers are held to where a request says nothing else
         self.core = Core(model, limits, checks=checks)
         self._inbox: deque[Ticket] = deque()  # new requests and cancelled ones, for whoever drives
         self._driving = threading.Lock()
@@ -110,7 +114,19 @@ class Engine:
             raise CheckpointError(f"{path} does not fit together: its tokenizer has {sizes}")
         engine = cls(path.resolve().name, model, tokenizer, chat, limits)
         engine.folder = path
+        engine._learn(fixed_tools(path))
         return engine
+
+    def _learn(self, tools: list[dict[str, Any]] | None) -> None:
+        """Takes the tools in the model's weights, and compiles their grammar ahead of the first request."""
+        if tools and is_available():
+            constraint = taught(tools, self.chat.markup.syntax, self.chat.markup.separator)
+            try:
+                compile_constraint(constraint, self.tokenizer, self.model.config.vocab_size)
+            except RequestError as error:  # its own tools say more than a grammar can hold to: they are as good without
+                log.warning("answers of %s are not held to its tools: %s", self.name, error)
+            else:
+                self.taught = constraint
 
     def generate(
         self, prompt_ids: list[int], params: GenerateParams, observe: Callable[[Frame], None] | None = None
@@ -202,11 +218,20 @@ class Engine:
         if params.stop:
             stops = StopFinder(params.stop, self._router(prompt_ids, params))
         guide = None
-        if params.constraint is not None:
-            grammar = compile_constraint(params.constraint, self.tokenizer, config.vocab_size)
+        if (constraint := self._constraint(prompt_ids, params)) is not None:
+            grammar = compile_constraint(constraint, self.tokenizer, config.vocab_size)
             guide = Guide(grammar.matcher(), self.end_id)
         pilot = Pilot(self._fleet, params) if params.mode == "auto" else None
         return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide, pilot)
+
+    def _constraint(self, prompt_ids: list[int], params: GenerateParams) -> Constraint | None:
+        """What the answer is held to."""
+        is_free = not params.grammar or params.raw or params.policy != "threshold"
+        if params.constraint is not None or self.taught is None or is_free:
+            return params.constraint
+        if opens_in_reasoning(self.tokenizer, prompt_ids):
+            return replace(self.taught, reasoning="open")
+        return replace(self.taught, reasoning="optional") if self.chat.thinks else self.taught
 
     def _infilling(
         self,

@@ -41,6 +41,10 @@ class Guide:
         """[Y] bool: what may come next."""
         return torch.from_numpy(self._matcher.allowed())
 
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        return self._matcher.allows(token)
+
     def settle(self, tokens: list[int], left: int) -> list[int]:
         """What stands of decided tokens, and behind them what the grammar forces, with `left` tokens to go. Ends with
         the end token where the answer does."""
@@ -68,10 +72,13 @@ class Guide:
         choose: ChooseRow,
         tau: float,
         left: int,
+        *,
+        is_quick: bool,
     ) -> Walk:
         """One pass of `diffuse`: settles rows from the first masked one on.
 
-        adjusted: [W, Y] of the masked rows, without the grammar; free: what they would say without it.
+        adjusted: [W, Y] of the masked rows, without the grammar; free: what they would say without it. is_quick: as in
+        `diffusion.constraint.walk`.
         """
         rows = np.flatnonzero(canvas.masked).tolist()
         place = {row: i for i, row in enumerate(rows)}
@@ -86,20 +93,26 @@ class Guide:
             end_id=self._end_id,
             left=left,
             guesses=self._guesses,
+            is_quick=is_quick,
         )
         self._guesses = found.guesses
         return found
 
-    def propose(self, canvas: Canvas, adjusted: Tensor, choose: ChooseRow) -> Walk:
-        """Proposals of `draft` for the rows behind row 0, each legal behind those before it. adjusted: [N-1, Y]."""
+    def propose(
+        self, canvas: Canvas, adjusted: Tensor, free: tuple[list[int], list[float]] | None, choose: ChooseRow
+    ) -> Walk:
+        """Proposals of `draft` for the rows behind row 0, each legal behind those before it. adjusted: [N-1, Y]. free:
+        what the rows would say without the grammar, where the walk may be quick."""
+        said = {} if free is None else dict(enumerate(zip(*free, strict=True), 1))
         return walk(
             self._matcher.copy(),
             canvas,
             1,
             lambda row, allowed: choose(_under(adjusted[row - 1], allowed), row),
-            {},
+            said,
             tau=_ALWAYS,
             end_id=self._end_id,
+            is_quick=free is not None,
         )
 
     def follow(self, tokens: list[int]) -> None:
@@ -110,6 +123,11 @@ class Guide:
         """[Y] bool: what may follow the first `row` of the proposals that are verified, all of which stand."""
         assert self._trail is not None
         return torch.from_numpy(self._trail.allowed(row))
+
+    def allows_behind(self, row: int, token: int) -> bool:
+        """Whether this token may follow them."""
+        assert self._trail is not None
+        return self._trail.allows(row, token)
 
 
 def _under(adjusted: Tensor, allowed: NDArray[np.bool_]) -> Tensor:

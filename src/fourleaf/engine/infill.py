@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 
 from fourleaf.diffusion.constraint import GapMatcher, Matcher, first_unreachable, take
+from fourleaf.diffusion.draft import num_equal
 from fourleaf.diffusion.policy import Canvas, is_done, reveal, wanted_rows
 from fourleaf.diffusion.sampling import NEVER, adjust, choose, entropy
 from fourleaf.engine.draws import Draw
 from fourleaf.engine.guide import Guide
+from fourleaf.engine.need import Need, Vocabulary, end_of_causal
 from fourleaf.engine.places import EVEN, LOOK, TRIALS, Blank, Place, best, log_probs
 from fourleaf.engine.request import Delta, Frame, GenerateParams, Usage
-from fourleaf.engine.sequence import Need, Sequence, Vocabulary, num_equal
+from fourleaf.engine.sequence import Sequence
 from fourleaf.engine.template import Gap, Part, num_open, num_pinned
 from fourleaf.errors import ContextLengthError, RequestError
 
@@ -99,7 +101,7 @@ class Infilling(Sequence):
             rows = min(self.block_size, gap.left + len(gap.pins))
             self._lay_out(rows, [])
             gap.blank = Blank(rows, gap.judged)
-        end = self._end_of_causal(target, most_causal)
+        end = end_of_causal(self.num_cached, target, self.splits, most_causal)
         causal = self.known[self.num_cached : end]
         if end < target:
             return Need(causal, None, [])

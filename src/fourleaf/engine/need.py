@@ -5,10 +5,13 @@ Shapes: N canvas rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fourleaf.engine.pages import PAGE_SIZE
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,13 @@ class Need:
     @property
     def num_rows(self) -> int:
         return len(self.causal) + (0 if self.canvas is None else len(self.canvas))
+
+
+def end_of_causal(begin: int, target: int, splits: Iterable[int], most: int) -> int:
+    """Where a forward's causal rows from `begin` end, on their way to `target` and at most `most` of them: prefills
+    pause at `splits` and otherwise at ends of pages, so that hot and cold ones run the same pieces."""
+    end = min([target, *(split for split in splits if split > begin)])
+    if end - begin > most:
+        end = (begin + most) // PAGE_SIZE * PAGE_SIZE
+        assert end > begin, f"{most} rows are no page"
+    return end

@@ -71,6 +71,11 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> Non
         raise RequestError(f"{name} must be {limits}, not {value}.", param=name, code="invalid_value")
 
 
+def _true_or_false(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, not {value!r}.", param=name, code="invalid_type")
+
+
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise RequestError(
@@ -104,6 +109,9 @@ class GenerateParams:
     repetition_penalty  divides positive logits of tokens that the answer holds and multiplies negative ones; 1 is off.
     logit_bias          (token id, added to its logit) pairs; -100 to 100.
     constraint          what the answer must look like.
+    grammar             whether an answer without a constraint is held to what the model was taught, where it has tools
+                        in its weights: text, or calls to these tools. Not in infillings, nor where `raw`; nor under
+                        another policy than `threshold`, which would have no say: a grammar is walked left to right.
     infill              a template: pinned tokens, which the answer has as they are, and gaps, each filled by at most
                         its limit of tokens. The limits stand in the place of max_tokens. () asks for a usual answer.
 
@@ -144,6 +152,7 @@ class GenerateParams:
     lossless: bool | None = None
     priority: Priority = "interactive"
     constraint: Constraint | None = None
+    grammar: bool = True
     modes: tuple[FixedMode, ...] = ()
     infill: tuple[Part, ...] = ()
 
@@ -159,6 +168,7 @@ class GenerateParams:
             _integer("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _true_or_false("grammar", self.grammar)
         self._check_lists()
         self._check_auto()
         if self.infill:
@@ -204,10 +214,8 @@ class GenerateParams:
         return self.lossless is not False
 
     def _check_auto(self) -> None:
-        if self.lossless is not None and not isinstance(self.lossless, bool):
-            raise RequestError(
-                f"lossless must be true or false, not {self.lossless!r}.", param="lossless", code="invalid_type"
-            )
+        if self.lossless is not None:
+            _true_or_false("lossless", self.lossless)
         allowed = LOSSLESS_MODES if self.lossless else FIXED_MODES
         for mode in self.modes:
             _one_of("modes", mode, allowed)

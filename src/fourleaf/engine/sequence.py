@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourleaf.diffusion.draft import accept
+from fourleaf.diffusion.draft import accept, num_equal
 from fourleaf.diffusion.policy import Canvas, Noise, Reveal, is_done, num_final, reveal, wanted_rows
 from fourleaf.diffusion.sampling import Sampling, adjust, choose, entropy, greedy, probabilities
 from fourleaf.engine.draws import Draw, Drawn
 from fourleaf.engine.guide import Guide
 from fourleaf.engine.logprobs import Record
-from fourleaf.engine.need import Need, Vocabulary
-from fourleaf.engine.pages import PAGE_SIZE
+from fourleaf.engine.need import Need, Vocabulary, end_of_causal
 from fourleaf.engine.pilot import Pilot, Tally
 from fourleaf.engine.reach import Reach
 from fourleaf.engine.request import Delta, FinishReason, FixedMode, Frame, GenerateParams, Usage
@@ -72,6 +71,8 @@ class Sequence:
         self._record = Record(params.logprobs)
         self._under: dict[int, Tensor] = {}  # of the rows of a walk that were asked: [1, Y] under the grammar
         self._counts = torch.zeros(vocabulary.size, dtype=torch.int32) if self.sampling.has_penalties else None
+        # Whether the most probable token decides, where it is legal: nobody asks how probable the grammar makes it.
+        self._is_quick = self.sampling.temperature == 0 and params.logprobs is None
 
     @property
     def num_completed(self) -> int:
@@ -123,7 +124,7 @@ class Sequence:
                 tokens = canvas.tokens.tolist()
                 return Need(tokens, None, list(range(len(tokens))), is_held=True)
         target = self._target
-        end = self._end_of_causal(target, most_causal)
+        end = end_of_causal(self.num_cached, target, self.splits, most_causal)
         causal = self.known[self.num_cached : end]
         if end < target or self._is_verifying:
             return Need(causal, None, [])
@@ -139,7 +140,8 @@ class Sequence:
 
     def draw(self, need: Need) -> Draw | None:
         """How `take` will choose tokens for this forward's logits; None where it chooses none by them alone."""
-        if not need.wanted or need.is_held or self.guide is not None or self.sampling.has_penalties:
+        is_guided = self.guide is not None and not self._is_quick
+        if not need.wanted or need.is_held or is_guided or self.sampling.has_penalties:
             return None
         return Draw(self.sampling, self.vocabulary.mask, self.noise, self._positions, self._num_draws)
 
@@ -171,15 +173,6 @@ class Sequence:
             tally.forwards += 1
             tally.rows += need.num_rows - len(need.causal) + num_causal
         return num_causal
-
-    def _end_of_causal(self, target: int, most: int) -> int:
-        """Where this forward's causal rows end: prefills pause at `splits` and otherwise at ends of pages, so that hot
-        and cold ones run the same pieces."""
-        end = min([target, *(split for split in self.splits if split > self.num_cached)])
-        if end - self.num_cached > most:
-            end = (self.num_cached + most) // PAGE_SIZE * PAGE_SIZE
-            assert end > self.num_cached, f"{most} rows are no page"
-        return end
 
     def _open_canvas(self) -> None:
         if self._mode == "diffuse":
@@ -234,15 +227,12 @@ class Sequence:
 
     def _next_token(self, logits: Tensor) -> Delta | None:
         """The last causal row's logits decide one token."""
-        guide, wants_one = self.guide, self.sampling.temperature == 0 and self.sampling.is_plain
-        if guide is not None:
+        guide, tokens = self.guide, self._quick_tokens(logits)
+        if tokens is None and guide is not None:
             adjusted = self._adjust(logits, guide.allowed())
             tokens, _ = choose(adjusted, self.sampling, self._positions, self._num_draws, self.noise)
-            tokens = guide.settle(tokens, self._left)
-            self._record.add(adjusted, tokens[:1], self._positions)
-        elif self.drawn is None and wants_one and not self._record.is_wanted:
-            tokens = greedy(logits, self.vocabulary.mask)
-        else:
+            self._record.add(adjusted, tokens, self._positions)
+        elif tokens is None:
             drawn = self._take_drawn(logits)
             tokens = drawn.tokens
             self._record.add(drawn.adjusted, tokens, self._positions)
@@ -250,7 +240,14 @@ class Sequence:
         self._is_anchored = True
         if self._mode == "ar":
             self._tally.steps += 1
-        return self._decide(tokens)
+        return self._decide(tokens if guide is None else guide.settle(tokens, self._left))
+
+    def _quick_tokens(self, logits: Tensor) -> list[int] | None:
+        """The most probable token of one row, where that decides and it is legal."""
+        if not self._is_quick or (self.drawn is None and not self.sampling.is_plain):
+            return None
+        tokens = greedy(logits, self.vocabulary.mask) if self.drawn is None else self._take_drawn(logits).tokens
+        return tokens if self.guide is None or self.guide.allows(tokens[0]) else None
 
     def _next_pass(self, logits: Tensor) -> Delta | None:
         """`diffuse`: a pass reveals rows; a finished block becomes pending, to be committed with the next pass."""
@@ -259,8 +256,9 @@ class Sequence:
         drawn = self._take_drawn(logits)
         adjusted, tokens, sure = drawn.adjusted, drawn.tokens, drawn.confidence
         if self.guide is not None:
-            guesses, self._under = self.guide.guesses, {}
-            walk = self.guide.walk(canvas, adjusted, (tokens, sure), self._choose_row, params.threshold, self._left)
+            guesses, self._under, free = self.guide.guesses, {}, (tokens, sure)
+            how = (self._choose_row, params.threshold, self._left)
+            walk = self.guide.walk(canvas, adjusted, free, *how, is_quick=self._is_quick)
             change = Reveal(walk.rows, walk.tokens)
             if self._record.is_wanted:
                 self._record.walked(canvas, walk, guesses, self._under, dict(zip(self._wanted, adjusted, strict=True)))
@@ -283,6 +281,8 @@ class Sequence:
         if is_over:
             if end is not None:
                 fresh.append(end_id)
+            elif self.guide is not None:  # what must follow need not be on the next canvas
+                fresh += self.guide.force(self._left - len(fresh))
             self._close_canvas()
         return self._decide(fresh)
 
@@ -290,12 +290,14 @@ class Sequence:
         """`draft`: one pass proposes what follows row 0; what is too unlikely to stand is not worth verifying."""
         canvas, end_id = self.canvas, self.vocabulary.end
         assert canvas is not None
-        if self.guide is None:
+        if self.guide is None or self._is_quick:
             drawn = self._take_drawn(logits)
             adjusted, tokens, sure = drawn.adjusted, drawn.tokens, drawn.confidence
         else:
-            adjusted = self._adjust(logits)
-            walk = self.guide.propose(canvas, adjusted, self._choose_row)
+            adjusted, tokens, sure = self._adjust(logits), [], []
+        if self.guide is not None:
+            free = (tokens, sure) if self._is_quick else None
+            walk = self.guide.propose(canvas, adjusted, free, self._choose_row)
             tokens, sure = walk.tokens, walk.confidence
         hope = np.cumprod([1.0, *sure[:-1]])
         num = max(1, int((hope > LEAST_HOPE).sum()))
@@ -315,14 +317,16 @@ class Sequence:
         canvas, vocabulary = self.canvas, self.vocabulary
         assert canvas is not None
         proposals = canvas.tokens[1:].tolist()
-        if self.guide is not None:
-            self.guide.follow(proposals)
+        guide, is_quick = self.guide, self._is_quick and not self.sampling.has_penalties
+        if guide is not None:
+            guide.follow(proposals)
         found = accept(
             logits,
             proposals,
             self._proposed,
-            self._adjusted_row if self.sampling.has_penalties or self.guide is not None else None,
+            self._adjusted_row if self.sampling.has_penalties or guide is not None else None,
             self.sampling,
+            legal=guide.allows_behind if guide is not None and is_quick else None,
             start=canvas.start + 1,
             pass_index=self._num_draws,
             noise=self.noise,
@@ -336,7 +340,7 @@ class Sequence:
         self._reach.add(len(decided))
         self._close_canvas()
         self._is_verifying = False
-        stand = decided if self.guide is None else self.guide.settle(decided, self._left)
+        stand = decided if guide is None else guide.settle(decided, self._left)
         num = min(1 + num_equal(decided, stand), len(decided))  # what the grammar puts in a token's place included
         self._record.add(found.adjusted[:num], stand[:num], [len(self.known) + i for i in range(num)])
         self.accepted = 1 + num_equal(found.tokens, stand)
@@ -388,11 +392,3 @@ class Sequence:
         if self.observe is not None:
             tokens, masked = tuple(canvas.tokens.tolist()), tuple(canvas.masked.tolist())
             self.observe(Frame(self._tally.blocks, canvas.start, canvas.num_passes - 1, tokens, masked))
-
-
-def num_equal(proposals: list[int], tokens: list[int]) -> int:
-    """How many leading ones are the same."""
-    num = 0
-    while num < min(len(proposals), len(tokens)) and proposals[num] == tokens[num]:
-        num += 1
-    return num

@@ -101,11 +101,12 @@ class SetReport:
         }
 
 
-def arms(mode: str, thresholds: Sequence[float], max_tokens: int, seed: int) -> list[Arm]:
-    """The arms of a run; one `diffuse` arm a threshold. Raises ConfigError for an unknown mode."""
+def arms(mode: str, thresholds: Sequence[float], max_tokens: int, seed: int, *, grammar: bool = True) -> list[Arm]:
+    """The arms of a run; one `diffuse` arm a threshold. grammar: as in `GenerateParams`. Raises ConfigError for an
+    unknown mode."""
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
-    plain = GenerateParams(mode="ar", max_tokens=max_tokens, seed=seed)
+    plain = GenerateParams(mode="ar", max_tokens=max_tokens, seed=seed, grammar=grammar)
     found = [] if mode == "diffuse" else [Arm("ar", plain)]
     if mode != "ar":
         found += [Arm(f"diffuse {tau:g}", replace(plain, mode="diffuse", threshold=tau)) for tau in thresholds]
@@ -235,11 +236,12 @@ def main_eval(
     num_threads: int | None,
     json_file: Path | None,
     failures_file: Path | None,
+    grammar: bool = True,
     out: TextIO,
     progress: TextIO,
 ) -> None:
     """`fourleaf eval cabin`. Raises ConfigError or RequestError for a setting outside its limits, before it loads."""
-    chosen = arms(mode, thresholds, max_tokens, seed)
+    chosen = arms(mode, thresholds, max_tokens, seed, grammar=grammar)
     names = SETS if sets == ALL else (sets,)
     for name in names:
         check_set(name)
@@ -255,10 +257,18 @@ def main_eval(
         ticker.close()
     for report in reports:
         print("\n".join(lines(report)), end="\n\n", file=out)
-    print(f"exact match, 95% bootstrap intervals ({bootstrap.RESAMPLES:,} resamples, seed {seed})", file=out)
+    is_held = grammar and engine.taught is not None
+    held = "answers held to the model's tools" if is_held else "answers free"
+    print(f"exact match, 95% bootstrap intervals ({bootstrap.RESAMPLES:,} resamples, seed {seed}); {held}", file=out)
     if failures_file is not None:
         failures_file.write_text("".join(f"{line}\n" for line in failures(reports)), encoding="utf-8")
     if json_file is not None:
-        settings = {"max_tokens": max_tokens, "seed": seed, "resamples": bootstrap.RESAMPLES, "limit": limit}
+        settings = {
+            "max_tokens": max_tokens,
+            "grammar": is_held,
+            "seed": seed,
+            "resamples": bootstrap.RESAMPLES,
+            "limit": limit,
+        }
         found = {report.name: report.document() for report in reports}
         write_json(json_file, {**about, "task": "cabin", **settings, "sets": found})

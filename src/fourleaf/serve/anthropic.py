@@ -43,9 +43,13 @@ class MessagesRequest(Wire):
     policy: str | None = None
     threshold: float | None = None
     lossless: bool | None = None
+    grammar: bool | None = None
 
 
-_SAME = ("model", "stream", "temperature", "top_p", "top_k", "seed", "mode", "policy", "threshold", "lossless")
+_SAME = (
+    "model", "stream", "temperature", "top_p", "top_k", "seed", "mode", "policy", "threshold", "lossless",
+    "grammar",
+)  # fmt: skip
 
 
 def parse_messages_request(body: bytes, *, counts: bool = False) -> ChatRequest:

@@ -76,18 +76,28 @@ def constrained(
     able: Abilities,
     markup: Markup,
     *,
+    own: list[dict[str, Any]] | None = None,
     parallel: bool = True,
     asked_for_tools: bool = True,
+    grammar: bool = True,
     reasoning: Reasoning = "none",
 ) -> Constraint | None:
-    """The one constraint that a request's answer is under; None where it is free.
+    """The one constraint that a request says its answer is under; None where it says none.
 
-    parallel: whether an answer may hold several calls. asked_for_tools: whether the request named tools or a choice;
-    a model whose tools are in its weights knows them without. Raises RequestError for what the engine cannot enforce.
+    own: the tools in the model's weights, which it does not forget because a request names some of them. An answer that
+    may call tools and need not is held to all of them (the engine does so by itself, where `grammar` is not false), and
+    calls to others than the offered ones are taken out of it: held to the offered ones alone, the model would call one
+    of them where it means another. parallel: whether an answer may hold several calls. asked_for_tools: whether the
+    request named tools; a model whose tools are in its weights knows them without. grammar: false, and nothing is
+    constrained that the request does not ask for by itself.
+
+    Raises RequestError for what the engine cannot enforce.
     """
     if form is not None and form.kind not in able.constraints:
         refuse("response_format", f"of the type {form.kind!r} is not supported here")
     forced = choice.kind in ("required", "named")
+    is_either = own is not None and not forced and form is None  # text or calls, as the model was taught
+    is_left = (is_either or (not grammar and not forced and form is None)) and parallel
     if forced and not offer.tools:
         refuse(choice.param, "forces a call, and the request has no tools", "invalid_value")
     if "tools" not in able.constraints:
@@ -96,25 +106,19 @@ def constrained(
         if not parallel:
             refuse("parallel_tool_calls", "cannot be false here: leave it out or set it to true")
         tools = None
-    elif offer.tools and (asked_for_tools or forced or not parallel):
+    elif offer.tools and not is_left and (asked_for_tools or forced or not parallel):
         tools = Tools(
-            offered=tuple(_tool(tool["function"]) for tool in offer.tools),
+            offered=tuple(Tool.of(tool["function"]) for tool in (own if is_either and own else offer.tools)),
             choice=choice.kind,
             name=choice.name,
             parallel=parallel,
             markup=markup.syntax,
             separator=markup.separator,
             otherwise=None if forced else form,
+            is_either=is_either,
         )
     else:
         tools = None
     if tools is not None:
         return Constraint("tools", tools, reasoning, "tools")
     return None if form is None else Constraint(form.kind, form.value, reasoning, form.param)
-
-
-def _tool(function: dict[str, Any]) -> Tool:
-    parameters = function.get("parameters")
-    if not parameters:
-        return Tool(function["name"])
-    return Tool(function["name"], json.dumps(parameters, ensure_ascii=False))

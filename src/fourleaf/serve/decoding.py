@@ -14,8 +14,8 @@ MAX_CHOICES = 16
 
 # Fields of the wire that go to the field of GenerateParams with the same name, as they are.
 _PLAIN = (
-    "mode", "policy", "threshold", "tokens_per_pass", "entropy_bound", "edit_threshold", "lossless", "priority",
-    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "mode", "policy", "threshold", "tokens_per_pass", "entropy_bound", "edit_threshold", "lossless", "grammar",
+    "priority", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ class Decode(Wire):
     entropy_bound: float | None = None
     edit_threshold: float | None = None
     lossless: bool | None = None
+    grammar: bool | None = None
     priority: str | None = None
     modes: list[str] | None = None
 

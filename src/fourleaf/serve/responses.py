@@ -56,11 +56,12 @@ class ResponsesRequest(Wire):
     policy: str | None = None
     threshold: float | None = None
     lossless: bool | None = None
+    grammar: bool | None = None
 
 
 _SAME = (
     "model", "stream", "parallel_tool_calls", "temperature", "top_p", "seed", "stop", "mode", "policy", "threshold",
-    "lossless",
+    "lossless", "grammar",
 )  # fmt: skip
 
 

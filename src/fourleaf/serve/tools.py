@@ -5,18 +5,17 @@ names all of them, a subset, or none, which means all. A model that reads its to
 request names; where it names none, nobody has said what may not be called.
 
 The model does not know what a subset leaves out. So a call to a tool that was not offered is taken out of the answer;
-when nothing else is in it, the answer is the text with which the model itself declines.
+when nothing else is in it, the answer is the text with which the model itself declines. Its grammar knows all its tools
+for the same reason: held to the subset, it would call one of these where it means another.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fourleaf.errors import CheckpointError, RequestError
+from fourleaf.errors import RequestError
 from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE
 from fourleaf.text.router import ContentDelta, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
 
@@ -31,21 +30,6 @@ class Offer:
 
     tools: list[dict[str, Any]] | None
     names: frozenset[str] | None
-
-
-def fixed_tools(checkpoint: Path) -> list[dict[str, Any]] | None:
-    """The tools in a checkpoint's weights, None where it reads them from its prompt. Raises CheckpointError."""
-    path = checkpoint / "tools.json"
-    if not path.is_file():
-        return None
-    try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
-        named = isinstance(tools, list) and all(isinstance(tool["function"]["name"], str) for tool in tools)
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise CheckpointError(f"{path} is no list of tools in the OpenAI format: {error!r}") from error
-    if not named:
-        raise CheckpointError(f"{path} is no list of tools in the OpenAI format")
-    return tools
 
 
 def offer(fixed: list[dict[str, Any]] | None, asked: list[dict[str, Any]] | None, choice: str) -> Offer:

@@ -3,8 +3,10 @@
 `text.grammar` turns a constraint and a tokenizer into the tokens that an answer may have.
 """
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Kind = Literal["json_schema", "json_object", "regex", "choices", "tools"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -16,6 +18,14 @@ class Tool:
 
     name: str
     schema: str = '{"type": "object"}'
+
+    @classmethod
+    def of(cls, function: Mapping[str, Any]) -> "Tool":
+        """From a function in the OpenAI format."""
+        parameters = function.get("parameters")
+        if not parameters:
+            return cls(function["name"])
+        return cls(function["name"], json.dumps(parameters, ensure_ascii=False))
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,9 @@ class Tools:
     nothing for the bundled model, a line break for Qwen's.
 
     otherwise: what an answer without calls must look like, where the request says it ("auto" and "none" alone).
+
+    is_either: of "auto" without `otherwise`: an answer is text or calls, and neither is empty. Otherwise text may come
+    before calls.
     """
 
     offered: tuple[Tool, ...]
@@ -40,6 +53,7 @@ class Tools:
     markup: Literal["json", "xml"] = "json"
     separator: str = ""
     otherwise: "Constraint | None" = None
+    is_either: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,3 +73,12 @@ class Constraint:
     value: "str | tuple[str, ...] | Tools" = ""
     reasoning: Literal["none", "optional", "open"] = "none"
     param: str = field(default="response_format", compare=False)
+
+
+def taught(tools: Iterable[Mapping[str, Any]], markup: Literal["json", "xml"], separator: str) -> Constraint:
+    """What a model with these tools in its weights was taught to write: text, or calls to them.
+
+    tools: in the OpenAI format. markup, separator: as in `Tools`.
+    """
+    offered = tuple(Tool.of(tool["function"]) for tool in tools)
+    return Constraint("tools", Tools(offered, markup=markup, separator=separator, is_either=True), param="tools")

@@ -103,6 +103,16 @@ class GrammarMatcher:
         mask[self._vocabulary.end_id] = self.is_accepting  # also where nothing at all may follow
         return mask
 
+    def allows(self, token: int) -> bool:
+        """Of one token, what `allowed` says of all, without a mask of the whole vocabulary."""
+        if token == self._vocabulary.end_id:
+            return self.is_accepting
+        if self.ended or token >= self._vocabulary.size:
+            return False
+        bits = self._inner.compute_bitmask()
+        self._check()
+        return bool(bits[token >> 3] >> (token & 7) & 1)
+
     def accepts(self, token: int) -> bool:
         """Whether `advance` may be called with this token. A run of forced text may be cut into tokens in any way
         here, while `allowed` names its canonical token alone."""

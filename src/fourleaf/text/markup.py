@@ -125,7 +125,9 @@ def _tools(tools: Tools, rules: _Rules) -> str:
     more = f"({separator} {call})*" if tools.parallel else ""
     if tools.choice in ("required", "named"):
         return f"{call} {more}"
-    if tools.otherwise is None:
+    if tools.is_either and tools.otherwise is None:
+        text = rules.add("/(?s:.+)/", terminal=True)
+    elif tools.otherwise is None:
         return f"FREE ({call} {more})?"
     return f"({text} | {call} {more})"
 
