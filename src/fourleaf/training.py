@@ -63,9 +63,9 @@ def train(
     from fourleaf.train.folder import RunFolder
     from fourleaf.train.heldout import evaluator
     from fourleaf.train.meter import Meter
-    from fourleaf.train.recipes import own_stages, train_cabin
+    from fourleaf.train.recipes import cabin_stages, train_cabin
 
-    meter = Meter(tuple(stage.share for stage in own_stages(RunFolder(out), start)), sys.stderr)
+    meter = Meter(tuple(stage.share for stage in cabin_stages(RunFolder(out).settings(), start)), sys.stderr)
     try:
         made = train_cabin(
             out,

@@ -1,7 +1,7 @@
 """The bundled model's recipe, shortened to a few steps."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ import torch
 
 from fourleaf import cli
 from fourleaf.checkpoint.files import load_model
+from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams
 from fourleaf.errors import CheckpointError, ConfigError
@@ -21,6 +22,7 @@ from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from fourleaf.train import heldout, recipes
 from fourleaf.train.folder import CHECKPOINT, RunFolder
+from fourleaf.train.kept import own_noise, own_share
 from fourleaf.train.recipes import cabin_source, document, template_path, train_cabin
 
 
@@ -216,12 +218,39 @@ def test_a_run_keeps_the_stages_that_it_was_started_with(quick, tmp_path):
     """Gone on with without `--from`, a run that began with a checkpoint must not take up the beginner's rates."""
     first = train_cabin(tmp_path / "first", steps=2, **quick)
     folder = RunFolder(tmp_path / "second")
-    assert recipes.own_stages(folder, None) == recipes.CABIN_STAGES
-    assert recipes.own_stages(folder, first) == recipes.CONTINUED_STAGES != recipes.CABIN_STAGES
+    assert recipes.cabin_stages(folder.settings(), None) == recipes.CABIN_STAGES
+    assert recipes.cabin_stages(folder.settings(), first) == recipes.CONTINUED_STAGES != recipes.CABIN_STAGES
     train_cabin(folder.path, steps=2, start=first, **quick)
-    assert recipes.own_stages(folder, None) == recipes.CONTINUED_STAGES
+    assert recipes.cabin_stages(folder.settings(), None) == recipes.CONTINUED_STAGES
     train_cabin(folder.path, steps=4, **quick)
     assert not [line for line in folder.lines() if "stages" in line.get("changed", {})]
+
+
+def test_a_run_keeps_its_noise_and_its_weights_are_read_once(quick, monkeypatch, tmp_path):
+    """Gone on with, a run of one noisy copy must not become one of two: steps would cost more."""
+    narrower(monkeypatch, num_hidden_layers=2, layer_types=(), hidden_size=64, intermediate_size=40)
+    quick |= {"num_workers": 1}
+    folder = RunFolder(tmp_path)
+    with monkeypatch.context() as before:
+        before.setattr(recipes, "CABIN_NOISE", NoiseConfig(copies=1, least=0.3))
+        train_cabin(folder.path, steps=2, **quick)
+    assert recipes.CABIN_NOISE.copies == 2
+    reads = []
+    load = RunFolder.load
+    monkeypatch.setattr(RunFolder, "load", lambda self: reads.append(self.path) or load(self))
+    train_cabin(folder.path, steps=4, **quick)
+    assert len(reads) == 1
+    assert (folder.settings() or {})["noise"] == asdict(NoiseConfig(copies=1, least=0.3))
+    assert not [line for line in folder.lines() if "noise" in line.get("changed", {})]
+
+
+def test_a_checkpoint_from_before_a_setting_means_what_all_runs_did_then():
+    kept = {"noise": {"least": 0.2, "full": 0.15}}
+    assert own_noise(kept, NoiseConfig(copies=2)) == NoiseConfig(least=0.2)
+    assert own_noise({}, NoiseConfig(copies=2)) == NoiseConfig()
+    assert own_noise(None, NoiseConfig(copies=2)).copies == 2
+    assert own_share({}, "puzzles", None) == 0.0
+    assert own_share({"puzzles": 0.2}, "puzzles", 0.0) == 0.0, "said outright"
 
 
 def narrower(monkeypatch, **changes):

@@ -79,6 +79,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """A file's metadata, without its tensors. Raises CheckpointError as above."""
+    with opened(path) as file:
+        return file.metadata() or {}
+
+
 @contextmanager
 def opened(path: Path) -> Generator[Any]:
     """A safetensors file, mapped: its tensors are read when they are used. Raises CheckpointError as above."""

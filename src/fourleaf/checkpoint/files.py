@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fourleaf.checkpoint.disk import read_json, read_tensors, write_json, write_tensors
+from fourleaf.checkpoint.disk import read_json, read_metadata, read_tensors, write_json, write_tensors
 from fourleaf.checkpoint.families import Family
 from fourleaf.checkpoint.folder import CheckpointFolder, arrange
 from fourleaf.checkpoint.names import Layout, table
@@ -25,6 +25,7 @@ __all__ = [
     "fill_model",
     "load_model",
     "read_json",
+    "read_metadata",
     "read_tensors",
     "save_model",
     "write_json",

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fourleaf.checkpoint.files import read_tensors, write_tensors
+from fourleaf.checkpoint.files import read_metadata, read_tensors, write_tensors
 from fourleaf.errors import CheckpointError, ConfigError
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
@@ -92,15 +92,24 @@ class RunFolder:
         if not self.checkpoint.is_file():
             return None
         tensors, metadata = read_tensors(self.checkpoint)
+        progress, config, settings, window = self._parts(metadata)
+        weights = {name.removeprefix(_WEIGHT): t for name, t in tensors.items() if name.startswith(_WEIGHT)}
+        averages = {name.removeprefix(_AVERAGE): t for name, t in tensors.items() if name.startswith(_AVERAGE)}
+        return Snapshot(config, weights, averages, progress, settings, window)
+
+    def settings(self) -> dict[str, Any] | None:
+        """The settings in the checkpoint, whose tensors stay unread; None where there is no checkpoint, empty where it
+        did not keep them. Raises CheckpointError as `load` does."""
+        return self._parts(read_metadata(self.checkpoint))[2] if self.checkpoint.is_file() else None
+
+    def _parts(self, metadata: dict[str, str]) -> tuple[Progress, ModelConfig, dict[str, Any], dict[str, float]]:
         try:
             progress = Progress(**json.loads(metadata["progress"]))
             config = ModelConfig.from_dict(json.loads(metadata["config"]))
             settings, window = (json.loads(metadata.get(name, "{}")) for name in ("settings", "window"))
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(f"{self.checkpoint} is no checkpoint of a training run: {error!r}") from error
-        weights = {name.removeprefix(_WEIGHT): t for name, t in tensors.items() if name.startswith(_WEIGHT)}
-        averages = {name.removeprefix(_AVERAGE): t for name, t in tensors.items() if name.startswith(_AVERAGE)}
-        return Snapshot(config, weights, averages, progress, settings, window)
+        return progress, config, settings, window
 
     def write(self, line: Line) -> None:
         """Adds a line to the log."""

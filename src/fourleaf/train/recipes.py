@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from fourleaf.train.data import Document, Source, mixed
 from fourleaf.train.folder import Line, RunFolder
 from fourleaf.train.grids import puzzle_source
 from fourleaf.train.heldout import judging
+from fourleaf.train.kept import Kept, own_budget, own_noise, own_share, own_stages
 from fourleaf.train.sheets import sheet_source, sheet_texts
 from fourleaf.train.trainer import Evaluate, Ids, Trainer
 from fourleaf.train.workers import default_workers
@@ -150,37 +152,37 @@ def train_cabin(
     """Trains the bundled model, or goes on where the run in `out` stands, and writes `out`/model.
 
     A new run begins with nothing or, where `start` names a checkpoint folder, with its weights and tokenizer and with
-    CONTINUED_STAGES. Without `minutes` and `steps` a run keeps the budget that it was started with, and a new one has
-    30 minutes; so do `judgements` and `puzzles`, the shares of the tokens that are question sheets and Sudoku grids, 0
-    in a new run. `overrides` are fields of TrainConfig. Raises ConfigError where `out` holds a run that `resume` or the
-    settings forbid to go on with, or `start` a model of another shape, CheckpointError where either is broken.
+    CONTINUED_STAGES. A run keeps its stages and noise, and where they are not given the budget (30 minutes by default),
+    `judgements` and `puzzles` (0; the shares of the tokens that are question sheets and Sudoku grids). `overrides` are
+    fields of TrainConfig. Raises ConfigError where `out` holds a run that `resume` or the settings forbid to go on
+    with, or `start` a shape that cannot grow to this one, CheckpointError where either is broken.
     """
     folder = RunFolder(out)
     if not resume and folder.checkpoint.exists():
         raise ConfigError(f"{out} holds a run; go on with it or choose another folder")
+    kept = folder.settings()
     if minutes is None and steps is None:
-        minutes, steps = _own_budget(folder)
-    judgements, puzzles = _own_share(folder, "judgements", judgements), _own_share(folder, "puzzles", puzzles)
-    shares = {"judgements": judgements, "puzzles": puzzles}
+        minutes, steps = own_budget(kept, DEFAULT_MINUTES)
+    judgements, puzzles = own_share(kept, "judgements", judgements), own_share(kept, "puzzles", puzzles)
     config = TrainConfig(
-        stages=own_stages(folder, start),
+        stages=cabin_stages(kept, start),
         minutes=minutes,
         steps=steps,
         seed=seed,
         micro_batches=2,
-        noise=CABIN_NOISE,
-        **shares,
+        noise=own_noise(kept, CABIN_NOISE),
+        judgements=judgements,
+        puzzles=puzzles,
     )
     config = dataclasses.replace(config, **(overrides or {}))  # type: ignore[arg-type]
     workers = default_workers(config.micro_batches) if num_workers is None else num_workers
     torch.set_num_threads(num_threads or (1 if workers > 1 else torch.get_num_threads()))
     tokenizer = _own_tokenizer(folder, start, report, with_judgements=judgements > 0)
-    template = template_path().read_text(encoding="utf-8")
-    chat = ChatTemplate(template, tokenizer)
+    chat = ChatTemplate(template_path().read_text(encoding="utf-8"), tokenizer)
     trainer = Trainer(
         config,
         cabin_trunk(tokenizer.vocab_size),
-        training_source(tokenizer, chat, **shares),
+        training_source(tokenizer, chat, judgements, puzzles),
         Ids(end=tokenizer.end_id, mask=tokenizer.mask_id, block_size=BLOCK_SIZE),
         out,
         None if evaluate is None else _evaluation(evaluate(tokenizer, chat), tokenizer, chat, judgements),
@@ -189,7 +191,7 @@ def train_cabin(
     )
     if not trainer.resume() and start is not None:
         trainer.begin_with(load_model(start), start)
-    return _save(_trained(trainer, compiled), tokenizer, template, out / "model")
+    return _save(_trained(trainer, compiled), tokenizer, out / "model")
 
 
 def _trained(trainer: Trainer, compiled: bool) -> Transformer:
@@ -200,36 +202,17 @@ def _trained(trainer: Trainer, compiled: bool) -> Transformer:
         use_compiled(False)
 
 
-def _save(model: Transformer, tokenizer: Tokenizer, template: str, folder: Path) -> Path:
+def _save(model: Transformer, tokenizer: Tokenizer, folder: Path) -> Path:
     save_model(model, folder, torch.bfloat16)
     tokenizer.save(folder / "tokenizer.json")
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    shutil.copyfile(template_path(), folder / "chat_template.jinja")
     write_json(folder / "tools.json", TOOLS)  # they are in the weights; servers read here which they are
     return folder
 
 
-def _own_budget(folder: RunFolder) -> tuple[float | None, int | None]:
-    """(minutes, steps) of the run in the folder, or the default."""
-    snapshot = folder.load()
-    settings = {} if snapshot is None else snapshot.settings
-    if not settings:
-        return DEFAULT_MINUTES, None
-    return settings["minutes"], settings["steps"]
-
-
-def own_stages(folder: RunFolder, start: Path | None) -> tuple[Stage, ...]:
-    """Those that the run in the folder was started with; for a new one, by whether it begins with nothing."""
-    snapshot = folder.load()
-    if snapshot is None:
-        return CABIN_STAGES if start is None else CONTINUED_STAGES
-    stages = snapshot.settings["stages"]
-    return tuple(Stage(**stage | {"curriculum": tuple(map(tuple, stage["curriculum"]))}) for stage in stages)
-
-
-def _own_share(folder: RunFolder, name: str, given: float | None) -> float:
-    """The share that is given, or else that the run in the folder was started with; 0 for a new one."""
-    snapshot = None if given is not None else folder.load()
-    return given or (0.0 if snapshot is None else snapshot.settings.get(name, 0.0))
+def cabin_stages(kept: Kept, start: Path | None) -> tuple[Stage, ...]:
+    """The stages of the run; of a new one (`kept` is None), by whether it begins with nothing."""
+    return own_stages(kept, CABIN_STAGES if start is None else CONTINUED_STAGES)
 
 
 def _own_tokenizer(
