@@ -20,13 +20,15 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -qq $(PIP_AR
 NEEDS   := pyproject.toml constraints.txt
 # Clients of the server, each tested by a suite of its own in an environment of its own.
 CLIENTS := $(patsubst tests/clients/%/requirements.txt,%,$(wildcard tests/clients/*/requirements.txt))
+# Engines of others that ours is measured against, each in an environment of its own.
+PEERS   := $(patsubst scripts/peers/%/requirements.txt,%,$(wildcard scripts/peers/*/requirements.txt))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train eval bench figures judgements soak clients test lint format check clean distclean
+.PHONY: help run train eval bench bench-peers figures judgements soak clients test lint format check clean distclean
 
 help:  ## List the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.installed-run  ## Serve the bundled model on http://127.0.0.1:8000 (HOST, PORT)
 	$(BIN)/fourleaf serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -39,6 +41,10 @@ eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
 
 bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other and against transformers
 	$(BIN)/fourleaf bench $(ARGS)
+
+bench-peers: $(VENV)/.installed-all  ## Measure against llama.cpp and vLLM, same weights (installs them: an hour on one core)
+	-@$(MAKE) --no-print-directory -k $(PEERS:%=.peers/%/.installed)  # one that does not install is left out
+	$(BIN)/python scripts/bench_peers.py --json docs/runs/peers.json $(ARGS)
 
 figures: $(VENV)/.installed-bench  ## Measure all of it, drafting held against ar, and write docs/performance.md (an idle machine)
 	$(BIN)/fourleaf bench --set patterns --set copying --set random --profile --verify 1000 --json docs/runs/bench.json $(ARGS)
@@ -57,7 +63,8 @@ judgements: $(VENV)/.installed-run  ## Calibrate the bundled model, score its de
 	  --latency build/judgements-c.json --sudoku build/judgements-d.json
 
 soak: $(VENV)/.installed-all  ## Constrained answers and mixed requests by the thousand (hours; ARGS="--share 0.1")
-	$(BIN)/python scripts/soak_grammar.py $(ARGS)
+	$(BIN)/python scripts/soak_grammar.py --report docs/runs/soak-grammar.jsonl $(ARGS)
+	$(BIN)/python scripts/soak_grammar.py --share 0.05 --checkpoint bundled --report docs/runs/soak-grammar.jsonl $(ARGS)
 	$(BIN)/python scripts/soak_engine.py --report docs/runs/soak-engine.jsonl $(ARGS)
 	$(BIN)/python scripts/soak_engine.py --checkpoint bundled --report docs/runs/soak-engine.jsonl $(ARGS)
 	$(BIN)/python scripts/soak_load.py --minutes 5 --checkpoint bundled --report docs/runs/soak-load.jsonl
@@ -87,7 +94,7 @@ clean:  ## Remove caches and build output
 	find src tests scripts docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean  ## `clean`, and remove the installed environments
-	rm -rf $(VENV) .clients
+	rm -rf $(VENV) .clients .peers
 
 # `python -m venv` on an environment that is already there keeps what it holds and adds what is missing.
 $(BIN)/python:
@@ -110,6 +117,15 @@ $(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
 
 # The whole lock is in the requirements, so nothing is resolved; the stamp is a copy of them.
 .clients/%/.installed: tests/clients/%/requirements.txt | $(BIN)/python
+	@echo "Installing $* into $(@D) ..."
+	@$(PYTHON) -m venv --clear --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check -qq $(PIP_ARGS) \
+		--no-compile --no-deps -r $<
+	@cp $< $@
+
+# As above. llama.cpp is compiled (half an hour on one core) without the parts that its binding does not call.
+.peers/%/.installed: export CMAKE_ARGS = -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/scripts/peers/llama-cpp/lean.cmake
+.peers/%/.installed: scripts/peers/%/requirements.txt | $(BIN)/python
 	@echo "Installing $* into $(@D) ..."
 	@$(PYTHON) -m venv --clear --without-pip $(@D)
 	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check -qq $(PIP_ARGS) \

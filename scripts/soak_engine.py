@@ -81,6 +81,7 @@ def drawn(rng: random.Random, engine: Engine, has_grammar: bool) -> tuple[list[i
         "choice": rng.choice((0, 0, 3)),
         "max_tokens": rng.choice((1, 2, 7, 8, 9, 20, 33, 60, 100)),
         "priority": rng.choice(("interactive", "interactive", "batch")),
+        "grammar": rng.random() < 0.3,  # of the checkpoint's own tools, where it has any
     }
     for name, value in (
         ("top_p", 0.8), ("top_k", 5), ("min_p", 0.1), ("presence_penalty", 0.7), ("frequency_penalty", 0.4),

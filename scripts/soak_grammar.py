@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from random_constraints import constraints
 from torch import Tensor
 
-from fourleaf.diffusion.constraint import Matcher, Trail, settled, take_forced, walk
+from fourleaf.diffusion.constraint import Choice, Matcher, Trail, settled, take_forced, walk
 from fourleaf.diffusion.draft import accept
 from fourleaf.diffusion.policy import Canvas, Noise
 from fourleaf.diffusion.sampling import Sampling, adjust, choose, probabilities
@@ -84,6 +84,8 @@ class Decoder:
 
     def __post_init__(self) -> None:
         self.noise = Noise(self.model.seed)
+        self.is_quick = self.sampling.temperature == 0  # as the engine has it
+        self.everything = np.ones(self.model.num_ids, dtype=bool)
 
     def answer(self, mode: str, matcher: Matcher) -> list[int]:
         ways, rng = {"ar": self._ar, "draft": self._draft, "diffuse": self._diffuse}, random.Random(self.model.seed)
@@ -102,6 +104,10 @@ class Decoder:
     def _choose(self, logits: Tensor, allowed: NDArray[np.bool_], position: int) -> tuple[int, float]:
         tokens, sure = choose(self._adjusted(logits, allowed), self.sampling, [position], self.passes, self.noise)
         return tokens[0], sure[0]
+
+    def _free(self, logits: Tensor, positions: list[int]) -> tuple[list[int], list[float]]:
+        """What rows say without a grammar: tokens and confidences."""
+        return choose(self._adjusted(logits, self.everything), self.sampling, positions, self.passes, self.noise)
 
     def _ar(self, tokens: list[int], matcher: Matcher) -> list[int]:
         left = self.max_tokens - len(tokens)
@@ -126,7 +132,12 @@ class Decoder:
             drawn[row] = probabilities(self._adjusted(guessed[row : row + 1], allowed), self.sampling)[0]
             return self._choose(guessed[row : row + 1], allowed, len(tokens) + row)
 
-        found = walk(matcher.copy(), canvas, 0, propose, {}, tau=-1.0, end_id=self.end_id)
+        said: dict[int, Choice] = {}
+        if self.is_quick:
+            free = self._free(guessed, [len(tokens) + row for row in range(num)])
+            said = dict(enumerate(zip(*free, strict=True)))
+        ahead, end, quick = matcher.copy(), self.end_id, self.is_quick
+        found = walk(ahead, canvas, 0, propose, said, tau=-1.0, end_id=end, is_quick=quick)
         proposals = found.tokens
         q = torch.nn.functional.one_hot(torch.tensor(proposals), self.model.num_ids).float()  # what is forced is sure
         for row, probability in drawn.items():
@@ -137,7 +148,7 @@ class Decoder:
             torch.stack(rows), proposals, q if self.sampling.temperature else None,
             lambda i, logits: self._adjusted(logits[None], trail.allowed(i))[0],
             self.sampling, start=len(tokens), pass_index=self.passes, noise=self.noise, mask_id=self.mask_id,
-            end_id=self.end_id,
+            end_id=self.end_id, legal=trail.allows if self.is_quick else None,
         )  # fmt: skip
         return settled(matcher, told.decided[:left], left, self.end_id)
 
@@ -146,17 +157,15 @@ class Decoder:
         left = self.max_tokens - len(tokens)
         canvas = Canvas.blank(len(tokens), min(BLOCK, left), self.mask_id)
         masked, front, guesses = set(range(len(canvas.tokens))), 0, {}
-        everything = np.ones(self.model.num_ids, dtype=bool)
         while front < len(canvas.tokens) and (front == 0 or canvas.tokens[front - 1] != self.end_id):
             logits = self.model.rows(canvas.tokens[:front].tolist(), len(canvas.tokens), 2 + self.passes)
             seen = sorted(masked - guesses.keys())
-            positions = [canvas.start + row for row in seen]
-            free = choose(self._adjusted(logits[seen], everything), self.sampling, positions, self.passes, self.noise)
+            free = self._free(logits[seen], [canvas.start + row for row in seen])
             found = walk(
                 matcher, canvas, front,
                 lambda row, allowed, logits=logits: self._choose(logits[row : row + 1], allowed, canvas.start + row),
                 dict(zip(seen, zip(*free, strict=True), strict=True)),
-                tau=0.3, end_id=self.end_id, left=left - front, guesses=guesses,
+                tau=0.3, end_id=self.end_id, left=left - front, guesses=guesses, is_quick=self.is_quick,
             )  # fmt: skip
             canvas.reveal(found.rows, found.tokens)
             masked -= set(found.rows)
