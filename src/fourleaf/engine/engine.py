@@ -21,14 +21,15 @@ import torch
 
 from fourleaf.checkpoint.quantised import load_checkpoint
 from fourleaf.checkpoint.tools import fixed_tools
+from fourleaf.engine.admission import check_fits, check_request
 from fourleaf.engine.core import Core, Limits, Sink, tell
 from fourleaf.engine.cost import CostTable
 from fourleaf.engine.guide import Guide
-from fourleaf.engine.infill import Infilling, check_fits
+from fourleaf.engine.infill import Infilling
 from fourleaf.engine.pilot import Fleet, Pilot, table_of
 from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.engine.sequence import Sequence, Vocabulary
-from fourleaf.errors import CheckpointError, ContextLengthError, RequestError
+from fourleaf.errors import CheckpointError, RequestError
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.constraint import Constraint, taught
@@ -182,38 +183,12 @@ class Engine:
         self, prompt_ids: list[int], params: GenerateParams, observe: Callable[[Frame], None] | None = None
     ) -> Sequence:
         """Checks a request against the model; the limit on tokens shrinks to what the context leaves."""
-        if not prompt_ids:
-            raise RequestError("the prompt is empty; give at least one message", param="messages")
-        room = self.max_context - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens; this model's context is {self.max_context}, and an answer "
-                "needs at least 1 of them. Shorten the messages.",
-                param="messages",
-                code="context_length_exceeded",
-            )
         config = self.model.config
-        if params.mode != "ar" and not config.is_block_diffusion:
-            raise RequestError(
-                f"{self.name} is an AR model, as its checkpoint lacks block diffusion's tensors or settings: mode 'ar' "
-                f"works, {params.mode!r} does not. Use the complete checkpoint, or `fourleaf convert` and training.",
-                param="mode",
-            )
-        if params.policy == "edit" and params.mode in ("diffuse", "auto") and not config.bd_edits:
-            raise RequestError(
-                f"{self.name} was not trained to mend revealed tokens (its config lacks bd_edits): policy 'edit' would "
-                "spoil its answers. Use threshold, fixed or entropy.",
-                param="policy",
-                code="unsupported_value",
-            )
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
-            limits = f"from 0 to {config.vocab_size - 1}, not {min(prompt_ids)} to {max(prompt_ids)}"
-            raise RequestError(f"the prompt's token ids must be {limits}.", param="prompt", code="invalid_value")
-        params.check_ids(config.vocab_size)
+        check_request(prompt_ids, params, self.name, config)
         vocabulary = Vocabulary(self.end_id, self.mask_id, config.vocab_size)
         if params.infill:
             return self._infilling(prompt_ids, params, vocabulary, observe)
-        limit = min(params.max_tokens, room)
+        limit = min(params.max_tokens, self.max_context - len(prompt_ids))
         stops = None
         if params.stop:
             stops = StopFinder(params.stop, self._router(prompt_ids, params))

@@ -17,14 +17,13 @@ Shapes: W rows whose logits were asked for, N canvas rows, Y vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fourleaf.diffusion.constraint import GapMatcher, Matcher, first_unreachable, take
+from fourleaf.diffusion.constraint import GapMatcher, Matcher, take
 from fourleaf.diffusion.draft import num_equal
 from fourleaf.diffusion.policy import Canvas, is_done, reveal, wanted_rows
 from fourleaf.diffusion.sampling import NEVER, adjust, choose, entropy
@@ -34,8 +33,8 @@ from fourleaf.engine.need import Need, Vocabulary, end_of_causal
 from fourleaf.engine.places import EVEN, LOOK, TRIALS, Blank, Place, best, log_probs
 from fourleaf.engine.request import Delta, Frame, GenerateParams, Usage
 from fourleaf.engine.sequence import Sequence
-from fourleaf.engine.template import Gap, Part, num_open, num_pinned
-from fourleaf.errors import ContextLengthError, RequestError
+from fourleaf.engine.template import Gap, num_open, num_pinned
+from fourleaf.errors import RequestError
 
 SPAN = 31  # tokens of a gap that a walk decides together: the gap may end at each place among them
 
@@ -362,38 +361,3 @@ class Infilling(Sequence):
             return None
         self._unsent = []
         return replace(fresh, tokens=tuple(token for token, _ in said), gaps=tuple(gap for _, gap in said))
-
-
-def check_fits(
-    parts: List[Part], prompt_tokens: int, max_context: int, vocabulary: Vocabulary, matcher: Matcher | None
-) -> None:
-    """Holds a template against the model, its context and the grammar. Raises ContextLengthError, RequestError."""
-    total = prompt_tokens + num_pinned(parts) + num_open(parts)
-    if total > max_context:
-        raise ContextLengthError(
-            f"This model's maximum context length is {max_context} tokens, but {total} were asked for: "
-            f"{prompt_tokens} in the prompt, {num_pinned(parts)} pinned and {num_open(parts)} in gaps. "
-            "Ask for shorter gaps.",
-            param="infill",
-            code="context_length_exceeded",
-        )
-    for part in parts:
-        for token in () if isinstance(part, Gap) else part:
-            if not 0 <= token < vocabulary.size or token in (vocabulary.end, vocabulary.mask):
-                raise RequestError(
-                    f"infill must pin token ids below {vocabulary.size} that are neither mask nor end, not {token}.",
-                    param="infill",
-                    code="invalid_value",
-                )
-    if matcher is None:
-        return
-    told = [part.limit if isinstance(part, Gap) else list(part) for part in parts]
-    if isinstance(told[-1], list):
-        told[-1] = [*told[-1], vocabulary.end]
-    index = first_unreachable(matcher, told)
-    if index is not None:
-        raise RequestError(
-            f"infill cannot satisfy the constraint: no filling was found with which part {index} would be legal.",
-            param="infill",
-            code="invalid_value",
-        )
