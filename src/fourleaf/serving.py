@@ -51,6 +51,7 @@ Keys = Annotated[list[str] | None, _option("API_KEY", "Key that clients must sen
 WithoutKey = Annotated[bool, _option("WITHOUT_KEY", "Serve whoever asks, on any host.")]
 MaxWaiting = Annotated[int, _option("MAX_WAITING", "Requests in line before the next is told to come back.")]
 MaxBody = Annotated[int, _option("MAX_BODY_BYTES", "Limit of a request's body.")]
+Receive = Annotated[float, _option("RECEIVE_SECONDS", "How long a client may take to send a request.")]
 Timeout = Annotated[float | None, _option("TIMEOUT", "Seconds that a request may take.")]
 Drain = Annotated[float, _option("DRAIN_SECONDS", "How long running requests may go on at the end.")]
 Ping = Annotated[float, _option("PING_SECONDS", "Between comments that keep a stream open.")]
@@ -69,6 +70,7 @@ def serve(
     without_key: WithoutKey = False,
     max_waiting: MaxWaiting = 64,
     max_body_bytes: MaxBody = 4 * 2**20,
+    receive_seconds: Receive = 60.0,
     timeout: Timeout = None,
     drain_seconds: Drain = 10.0,
     ping_seconds: Ping = 10.0,
@@ -93,6 +95,7 @@ def serve(
         hosts=listener.names(host, keys),
         max_waiting=max_waiting,
         max_body_bytes=max_body_bytes,
+        receive_seconds=receive_seconds,
         timeout=timeout,
         drain_seconds=drain_seconds,
         ping_seconds=ping_seconds,

@@ -215,15 +215,37 @@ def test_a_model_that_was_trained_for_it_gets_its_own_form_of_prompt(engine, mon
     with TestClient(create_app(made)) as client:
         assert ask(client, **FIM).status_code == 200
         assert client.get("/v1/capabilities?model=tiny").json()["infill"]["fim_prompt"] is True
+        asked = made.asked
+        assert ask(client, **{**FIM, "prompt": ""}).status_code == 200
     encode = made.tokenizer.encode
-    assert made.asked[0] == [5, *encode("def f("), 6, *encode("return 1"), 7]
-    assert made.asked[1].infill == ()
+    assert asked[0] == [5, *encode("def f("), 6, *encode("return 1"), 7]
+    assert asked[1].infill == ()
+    assert made.asked[0] == [5, 6, *encode("return 1"), 7]
+
+
+@pytest.mark.parametrize("suffix", ["return 1", None])
+@pytest.mark.parametrize("begin", [None, "<|user|>"])
+def test_the_top_of_a_file_has_nothing_before_it(engine, monkeypatch, suffix, begin):
+    """Editors send an empty prompt there. No model answers nothing at all: it gets what its texts begin with."""
+    made = Written("tiny", engine.model, engine.tokenizer, engine.chat)
+    monkeypatch.setattr(made.tokenizer, "begin", begin)
+    with TestClient(create_app(made)) as client:
+        body = ask(client, **{**FIM, "prompt": "", "suffix": suffix}).json()
+    assert made.asked[0] == [made.tokenizer.controls[begin or made.tokenizer.end]]
+    assert body["choices"][0]["text"] == made.text
+    assert body["usage"]["prompt_tokens"] == 1 + len(suffix or "")
+
+
+@pytest.mark.parametrize("suffix", ["return 1", None])
+def test_an_empty_prompt_is_answered_by_a_real_engine(client, suffix):
+    choice = ask(client, **{**FIM, "prompt": "", "suffix": suffix}, max_tokens=4).json()["choices"][0]
+    assert choice["finish_reason"] in ("stop", "length")
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
         ({"prompt": ["a"]}, "prompt"),
         ({"suffix": 7}, "suffix"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import socket
 import threading
 import time
+from contextlib import suppress
 
 import httpx2
 import pytest
@@ -181,6 +183,97 @@ def test_a_log_line_says_who_and_what_but_not_the_words(scripted, caplog):
         assert secret not in caplog.text
 
 
+def test_files_of_the_page_have_a_log_line_where_something_is_wrong(scripted, caplog):
+    caplog.set_level(logging.INFO)
+    logging.getLogger("fourleaf.requests").propagate = True
+    with TestClient(create_app(scripted("Hi."))) as client:
+        for path in ("/", "/page/index.html", "/page/main.js"):
+            assert client.get(path).status_code == 200
+        assert not [record for record in caplog.records if record.name == "fourleaf.requests"]
+        assert client.get("/page/none.js").status_code == 404
+        assert client.get("/page/judgement").status_code == 200
+        paths = [json.loads(r.message)["path"] for r in caplog.records if r.name == "fourleaf.requests"]
+        assert paths == ["/page/none.js", "/page/judgement"]
+        caplog.set_level(logging.DEBUG, "fourleaf.requests")
+        client.get("/")
+        assert json.loads(caplog.records[-1].message)["path"] == "/"
+
+
+@pytest.mark.parametrize(("log", "level"), [("none", "WARNING"), ("requests", "INFO"), ("debug", "DEBUG")])
+def test_the_log_says_as_much_as_it_is_told_to(log, level):
+    requests, all_of_us = logging.getLogger("fourleaf.requests"), logging.getLogger("fourleaf")
+    before = requests.level, requests.propagate, all_of_us.level
+    try:
+        listener.set_up_log(log)
+        assert logging.getLevelName(requests.level) == level
+    finally:
+        requests.handlers.clear()  # they write to a stream that ends with this test
+        requests.setLevel(before[0])
+        requests.propagate = before[1]
+        all_of_us.setLevel(before[2])
+
+
+def sent_slowly(url: str, head: str, trickle: bytes) -> str:
+    """What a server answers, until it hangs up, to a client that sends a byte now and then."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(head.encode())
+        client.settimeout(0.1)
+        said = b""
+        for byte in trickle:
+            try:
+                said += (came := client.recv(65536))
+                if not came:
+                    return said.decode()
+            except TimeoutError:
+                pass
+            except ConnectionError:  # it has hung up
+                return said.decode()
+            with suppress(OSError):  # the same
+                client.sendall(bytes([byte]))
+    raise AssertionError(f"the server still listens; so far it said {said!r}")
+
+
+HEAD = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{{"
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/chat/completions", ("error", "type", "timeout_error")),
+        ("/v1/messages", ("error", "type", "timeout_error")),
+        ("/v1/systemone", ("detail", "error_type", "timeout")),
+        ("/tokenize", ("error", "code", "body_too_slow")),
+    ],
+)
+def test_a_body_that_trickles_in_is_a_408_and_the_end_of_its_connection(serve, scripted, path, shape):
+    url = serve(scripted("Hi."), receive_seconds=0.5)
+    said = sent_slowly(url, HEAD.format(path), b" " * 1000)
+    head, _, body = said.partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 408 ")
+    assert "connection: close" in head.lower()
+    outer, name, value = shape
+    assert json.loads(body)[outer][name] == value
+    assert httpx2.get(f"{url}/health", timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize("head", ["", "POST /v1/chat/comp", HEAD.format("/v1/nothing/here")])
+def test_who_keeps_a_connection_without_a_request_loses_it(serve, scripted, head):
+    """Nothing at all, half a head, or the rest of a body that has been answered already."""
+    said = sent_slowly(serve(scripted("Hi."), receive_seconds=0.5), head, b"x" * 1000)
+    assert said == "" or said.startswith("HTTP/1.1 404 ")
+
+
+def test_an_answer_may_take_longer_than_a_request(serve, scripted):
+    engine = scripted("Hi.")
+    engine.gate = threading.Semaphore(0)
+    threading.Timer(1.5, engine.gate.release, (100,)).start()
+    url = serve(engine, receive_seconds=0.3)
+    body = {"model": "cabin", "messages": SAID}
+    answered = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+    assert answered["choices"][0]["message"]["content"] == "Hi."
+
+
 def test_settings_come_from_a_file(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text('port = 9001\nmax-waiting = 5\nmodel = ["a", "b=c"]\n')
@@ -230,7 +323,14 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path, a
 
 @pytest.mark.parametrize(
     "fields",
-    [{"api_keys": ("two words",)}, {"api_keys": ("",)}, {"max_waiting": 0}, {"timeout": 0.0}, {"drain_seconds": -1.0}],
+    [
+        {"api_keys": ("two words",)},
+        {"api_keys": ("",)},
+        {"max_waiting": 0},
+        {"timeout": 0.0},
+        {"receive_seconds": 0.0},
+        {"drain_seconds": -1.0},
+    ],
 )
 def test_settings_out_of_range_are_refused(fields):
     with pytest.raises(ConfigError):

@@ -21,7 +21,7 @@ from fourleaf.decide.questions import InvalidDecisionError
 from fourleaf.errors import ContextLengthError, ModelNotFoundError, RequestError
 from fourleaf.serve.door import KeyRefusedError, OriginRefusedError
 from fourleaf.serve.models import NotReadyError
-from fourleaf.serve.server import BodyTooLargeError
+from fourleaf.serve.server import BodyTooLargeError, BodyTooSlowError
 from fourleaf.serve.stream import GONE
 from fourleaf.serve.worker import BusyError, RequestTimeoutError
 from fourleaf.text.tokenizer import replace_surrogates
@@ -42,6 +42,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (KeyRefusedError, 401, "invalid_request_error"),
     (OriginRefusedError, 403, "permission_error"),
     (ModelNotFoundError, 404, "invalid_request_error"),
+    (BodyTooSlowError, 408, "timeout_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
     (UnsupportedMediaError, 415, "invalid_request_error"),
     (InvalidDecisionError, 422, "invalid_request_error"),
@@ -54,6 +55,7 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
@@ -92,6 +94,7 @@ _SYSTEMONE_TYPES = {
     401: "authentication_error",
     404: "not_found",
     405: "method_not_allowed",
+    408: "timeout",
     413: "body_too_large",
     415: "unsupported_media_type",
     429: "rate_limit_error",
@@ -139,7 +142,8 @@ def error_response(error: Exception, path: str = "") -> Response:
         in_shape = systemone_error
     status, body = in_shape(error)
     retry = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: retry, 503: retry}.get(status)
+    of_status = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 429: retry, 503: retry}
+    headers = of_status.get(status)
     return JSONResponse(body, status, headers)
 
 

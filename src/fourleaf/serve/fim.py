@@ -65,8 +65,6 @@ def prepare(served: Served, asked: FimRequest) -> list[Filled]:
     """One choice for each answer that is wanted. Raises RequestError naming what cannot be honoured."""
     engine, tokenizer = served.engine, served.engine.tokenizer
     before, behind = encoded(tokenizer, asked.prompt), encoded(tokenizer, asked.suffix)
-    if not before:
-        refuse("prompt", "must not be empty", "invalid_value")
     if asked.max_tokens is not None and asked.max_tokens < 1:
         refuse("max_tokens", f"must be at least 1, not {asked.max_tokens}", "invalid_value")
     prompt_ids, pinned = _prompt(engine, before, behind)
@@ -89,11 +87,16 @@ def prepare(served: Served, asked: FimRequest) -> list[Filled]:
 
 
 def _prompt(engine: Decoder, before: list[int], behind: list[int]) -> tuple[list[int], list[int]]:
-    """(prompt, what is pinned behind the gap): in the form that the model was trained on, where it was."""
+    """(prompt, what is pinned behind the gap): in the form that the model was trained on, where it was.
+
+    At the top of a file nothing stands before the cursor, which editors send as an empty prompt. A model that has no
+    form of its own for it is given what its texts begin with, or else what ends the text before.
+    """
     mask_id = engine.mask_id if isinstance(engine, Engine) else None
     forms = fim_tokens(engine.tokenizer, mask_id)
     if not behind or forms is None:
-        return before, behind
+        tokenizer = engine.tokenizer
+        return before or [tokenizer.controls.get(tokenizer.begin or "", tokenizer.end_id)], behind
     prefix, suffix, middle = forms
     return [prefix, *before, suffix, *behind, middle], []
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from fourleaf.checkpoint.heap import limit_arenas
 from fourleaf.errors import ConfigError
+from fourleaf.serve.connection import Connection
 
 MAX_HEADER_BYTES = 64 * 2**10
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -69,8 +70,8 @@ def url(bound: socket.socket) -> str:
 
 
 def set_up_log(log: str) -> None:
-    """none: warnings alone. requests: one line of JSON each, on stderr, without what was said. debug: more, such as the
-    names of fields that had no effect."""
+    """none: warnings alone. requests: one line of JSON each, on stderr, without what was said; files of the page only
+    where something is wrong. debug: more, such as the names of fields that had no effect."""
     logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
     lines = logging.StreamHandler()
     lines.setFormatter(logging.Formatter("%(message)s"))
@@ -79,7 +80,7 @@ def set_up_log(log: str) -> None:
         requests.removeHandler(handler)
     requests.addHandler(lines)
     requests.propagate = False
-    requests.setLevel(logging.WARNING if log == "none" else logging.INFO)
+    requests.setLevel({"none": logging.WARNING, "debug": logging.DEBUG}.get(log, logging.INFO))
     if log == "debug":
         logging.getLogger("fourleaf").setLevel(logging.DEBUG)
 
@@ -92,6 +93,7 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

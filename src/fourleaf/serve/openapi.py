@@ -22,6 +22,7 @@ _WHY = {
     401: "The server's API key is missing.",
     403: "A page of another origin, or a name that is not the server's.",
     404: "There is no such model.",
+    408: "The body did not come in time.",
     413: "The body exceeds the limit.",
     415: "A body of a kind that is not read here.",
     422: "Fields are missing or wrong; each of them is listed.",
@@ -29,8 +30,8 @@ _WHY = {
     503: "The model is not loaded now, or the server stops.",
     504: "The request took longer than the server allows.",
 }
-_OF_ANSWERS = (400, 401, 403, 404, 413, 429, 503, 504)
-_AT_ONCE = (400, 401, 403, 404, 413, 503)  # of what takes no turn
+_OF_ANSWERS = (400, 401, 403, 404, 408, 413, 429, 503, 504)
+_AT_ONCE = (400, 401, 403, 404, 408, 413, 503)  # of what takes no turn
 _RETRY = (429, 503)
 
 
@@ -209,4 +210,6 @@ def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
         headers["Retry-After"] = text
     if status == 401:
         headers["WWW-Authenticate"] = text
+    if status == 408:
+        headers["Connection"] = text
     return {"description": _WHY.get(status, "Done."), "headers": headers, "content": content}

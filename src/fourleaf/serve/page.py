@@ -7,7 +7,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -43,7 +43,7 @@ _HEADERS = {
 def page_router() -> APIRouter:
     """`/` and `/page/NAME`. No key is wanted: the page holds nothing, and asks for the key that the API wants."""
     router = APIRouter()
-    router.add_api_route("/", lambda: _file("index.html"), methods=["GET"])
+    router.add_api_route("/", _index, methods=["GET"])
     router.add_api_route("/page/judgement", judgement, methods=["GET"])
     router.add_api_route("/page/{name}", _file, methods=["GET"])
     return router
@@ -56,8 +56,13 @@ def judgement(seed: int = 0) -> dict[str, Any]:
     return draw(family, random.randint(*PUZZLE_SIZES), random, TRAINING).document()
 
 
-def _file(name: str) -> Response:
+def _index(request: Request) -> Response:
+    return _file(request, "index.html")
+
+
+def _file(request: Request, name: str) -> Response:
     """Raises 404 for what is no file of the page."""
+    request.state.is_file = True
     kind = KINDS.get(name.rpartition(".")[2])
     path = files("fourleaf.serve") / "page" / name
     if kind is None or not re.fullmatch(r"[a-z]+\.[a-z]+", name) or not path.is_file():

@@ -20,7 +20,8 @@ _SANE_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 class RequestLog:
-    """ASGI middleware. An endpoint adds to the line through `request.state.note`, a dict."""
+    """ASGI middleware. An endpoint adds to the line through `request.state.note`, a dict; one that only sends a file
+    of the page says so through `request.state.is_file`, and its line is for `debug`, unless something is wrong."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -54,7 +55,8 @@ class RequestLog:
                 "seconds": round(time.perf_counter() - started, 4),
             }
             line |= scope["state"].get("note") or {}
-            log.info("%s", json.dumps(line))
+            is_dull = scope["state"].get("is_file", False) and 200 <= status < 400
+            log.log(logging.DEBUG if is_dull else logging.INFO, "%s", json.dumps(line))
 
 
 def _request_id(scope: Scope) -> str:

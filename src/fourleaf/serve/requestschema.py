@@ -92,7 +92,8 @@ def _completion() -> dict[str, Schema]:
 
 def _fim() -> dict[str, Schema]:
     seed = or_null(between(-MAX_SEED - 1, MAX_SEED, kind="integer"))
-    return {"prompt": STRING | {"minLength": 1}, "random_seed": seed | {"description": "Mistral's word for seed."}}
+    prompt = STRING | {"description": "Empty at the top of a file."}
+    return {"prompt": prompt, "random_seed": seed | {"description": "Mistral's word for seed."}}
 
 
 def _infill() -> dict[str, Schema]:

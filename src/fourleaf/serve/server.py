@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator, Sequence
 from importlib.metadata import version
@@ -29,6 +30,10 @@ class BodyTooLargeError(RequestError):
     """The request's body exceeds the limit."""
 
 
+class BodyTooSlowError(RequestError):
+    """The request's body did not come in time."""
+
+
 class Server:
     """One server's state. `draining`: it finishes what runs and takes nothing new. tracing: where spans are wanted."""
 
@@ -39,13 +44,18 @@ class Server:
         self.draining = False
 
     async def body(self, request: Request) -> bytes:
-        """A request's body. Raises BodyTooLargeError before more than the limit is held."""
-        limit = self.settings.max_body_bytes
+        """A request's body. Raises BodyTooLargeError before more than the limit is held, and BodyTooSlowError."""
+        limit, seconds = self.settings.max_body_bytes, self.settings.receive_seconds
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise BodyTooLargeError(f"The body exceeds {limit} bytes.", code="body_too_large")
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
+                        raise BodyTooLargeError(f"The body exceeds {limit} bytes.", code="body_too_large")
+        except TimeoutError:
+            message = f"After {seconds:g} seconds the body was not complete ({len(body)} bytes of it had come)."
+            raise BodyTooSlowError(message, code="body_too_slow") from None
         return bytes(body)
 
     def find(self, model: str) -> Served:

@@ -18,6 +18,7 @@ class Settings:
     api_keys         keys of which each request must carry one; empty: none is wanted
     max_waiting      requests that may wait for a model before the next is told to come back (429)
     max_body_bytes   of a request's body
+    receive_seconds  how long a client may take to send a request's head, and then its body
     timeout          seconds that a request may take, waiting included; None: any number
     drain_seconds    how long running requests may go on when the server is told to stop, or a model is unloaded
     ping_seconds     between the comment lines that keep a stream open while nothing is committed
@@ -28,6 +29,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     max_waiting: int = 64
     max_body_bytes: int = 4 * 2**20
+    receive_seconds: float = 60.0
     timeout: float | None = None
     drain_seconds: float = 10.0
     ping_seconds: float = 10.0
@@ -45,8 +47,10 @@ class Settings:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
+        for name in ("timeout", "receive_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise ConfigError(f"{name} must be above 0 seconds, not {seconds}")
 
 
 def read_config(path: Path, known: set[str]) -> dict[str, Any]:
