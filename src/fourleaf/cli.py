@@ -282,7 +282,10 @@ def bench(
     ] = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="ar, draft, diffuse, auto or 'mixed auto'; several times for several, all by default."),
+        typer.Option(
+            help="ar, draft, diffuse, auto, 'mixed auto'; 'held ar', 'held draft', 'held diffuse' under the grammar of "
+            "the model's tools; several times for several, all by default."
+        ),
     ] = None,
     threshold: Annotated[
         float, typer.Option(help="diffuse: a pass reveals what is more certain than this, 0 to 1.")

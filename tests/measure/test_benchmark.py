@@ -1,5 +1,6 @@
 import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from fourleaf.measure.equality import Difference, Equality
 from fourleaf.measure.evaluate import examples_of
 from fourleaf.measure.workloads import workload
 from fourleaf.tasks.cabin.schema import messages
+from fourleaf.text.constraint import Constraint
 
 LENGTH = 36
 
@@ -179,6 +181,21 @@ def test_auto_says_what_it_chose_and_is_held_against_the_best(measured):
     ratio = auto.tokens_per_s.value / measured.arms[best].tokens_per_s.value
     assert measured.speed_ups[f"auto against {best}"].with_prefill.value == pytest.approx(ratio)
     assert f"mixed auto against {best}" in measured.speed_ups
+
+
+def test_arms_under_a_grammar_want_a_model_with_tools_of_its_own(engine, work, monkeypatch):
+    arms = ["draft", speed.HELD_DRAFT]
+    assert [arm for arm in speed.ARMS if speed.ARMS[arm]["grammar"]] == ["held ar", "held draft", "held diffuse"]
+    assert speed.feasible(engine, work, arms) == ["draft"]
+    monkeypatch.setattr(engine, "taught", Constraint("regex", "(yes ){8}[a-z]{9}"))
+    assert speed.feasible(engine, work, arms) == arms
+    assert speed.feasible(engine, replace(work, examples=None), arms) == ["draft"]
+    found = speed.run(
+        engine, replace(work, prompts=work.prompts[:2], examples=work.examples[:2]), arms=arms, with_transformers=False
+    )
+    held, free = (found.arms[arm].tpf or 0.0 for arm in (speed.HELD_DRAFT, "draft"))
+    assert held > free, "most of it is forced"
+    assert f"{speed.HELD_DRAFT} against draft" in found.speed_ups
 
 
 def test_short_canvases_are_timed_on_the_side(measured):

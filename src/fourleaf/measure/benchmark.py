@@ -13,7 +13,7 @@ from fourleaf.errors import ConfigError
 from fourleaf.measure import equality, goodput, profile, report, speed
 from fourleaf.measure.circumstances import Ticker, circumstances
 from fourleaf.measure.evaluate import check_writable
-from fourleaf.measure.speed import AR, ARMS, MIXED
+from fourleaf.measure.speed import AR, ARMS, MIXED, feasible
 from fourleaf.measure.workloads import Workload, check_workload, workload
 
 
@@ -64,7 +64,7 @@ def measure(engine: Engine, name: str, asked: Asked, out: TextIO, ticker: Ticker
     ticker.close()
     print(f"{_about(few)}, one at a time", "", *report.speed_lines(speeds), "", sep="\n", file=out, flush=True)
     if asked.goodput_seconds:
-        arms = [arm for arm in ARMS if arm == AR or (arm in asked.arms and arm != MIXED)]
+        arms = [arm for arm in ARMS if arm == AR or (arm in feasible(engine, few, asked.arms) and arm != MIXED)]
         loads = goodput.run(engine, few, seconds=asked.goodput_seconds, arms=arms, progress=ticker)
         found["goodput"] = loads.document()
         ticker.close()
@@ -82,7 +82,10 @@ def measure(engine: Engine, name: str, asked: Asked, out: TextIO, ticker: Ticker
 def _about(work: Workload) -> str:
     params = work.params
     how = f"temperature {params.temperature:g}" if params.temperature else "greedy"
-    return f"{len(work.prompts)} prompts of {work.name}, {how}, threshold {params.threshold:g}"
+    return (
+        f"{len(work.prompts)} prompts of {work.name}, {how}, threshold {params.threshold:g}; only arms that are called "
+        "held are under the grammar of the model's tools"
+    )
 
 
 def main_bench(

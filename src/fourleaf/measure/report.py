@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fourleaf.measure.goodput import Goodput
-from fourleaf.measure.speed import AR, AUTO, MIXED, TRANSFORMERS, Benchmark
+from fourleaf.measure.speed import AR, ARMS, AUTO, MIXED, TRANSFORMERS, Benchmark
 from fourleaf.measure.tables import percent, points, table, times
 
 _MOST_KINDS = 16  # of forwards that the table shows
@@ -101,7 +101,7 @@ def goodput_lines(found: Goodput) -> list[str]:
     shown = table(rows)
     for number, arms in found.loads.items():
         if AUTO in arms and len(arms) > 1:
-            best = max((arm for arm in arms if arm != AUTO), key=lambda arm: arms[arm].goodput)
+            best = max((arm for arm in arms if arm != AUTO and not ARMS[arm]["grammar"]), key=lambda a: arms[a].goodput)
             if arms[best].goodput:
                 ratio = arms[AUTO].goodput / arms[best].goodput
                 shown.append(f"auto against {best}, the best single mode, {number} at once: {ratio:.2f}x")

@@ -23,12 +23,17 @@ from fourleaf.measure.timing import PASS, Cost, Forward, Timed, TimedCore, core_
 from fourleaf.measure.workloads import Workload
 
 AR, DRAFT, DIFFUSE, AUTO, MIXED, TRANSFORMERS = "ar", "draft", "diffuse", "auto", "mixed auto", "transformers"
+HELD_AR, HELD_DRAFT, HELD_DIFFUSE = "held ar", "held draft", "held diffuse"
+# Those without "held" go without the grammar of own tools, as `transformers` does.
 ARMS: dict[str, dict[str, Any]] = {
-    AR: {"mode": "ar"},
-    DRAFT: {"mode": "draft"},
-    DIFFUSE: {"mode": "diffuse"},
-    AUTO: {"mode": "auto"},
-    MIXED: {"mode": "auto", "lossless": False},
+    AR: {"mode": "ar", "grammar": False},
+    DRAFT: {"mode": "draft", "grammar": False},
+    DIFFUSE: {"mode": "diffuse", "grammar": False},
+    AUTO: {"mode": "auto", "grammar": False},
+    MIXED: {"mode": "auto", "grammar": False, "lossless": False},
+    HELD_AR: {"mode": "ar", "grammar": True},
+    HELD_DRAFT: {"mode": "draft", "grammar": True},
+    HELD_DIFFUSE: {"mode": "diffuse", "grammar": True},
 }
 # Canvases shorter than a block come up only at a limit on tokens; these are timed on the side, on every fourth prompt.
 SHORT_CANVASES = (8, 16)
@@ -103,7 +108,8 @@ def run(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Benchmark:
     """Times every arm on every prompt; `ar` is always one. Raises RequestError for an AR model, which has no other."""
-    params = {name: replace(work.params, **ARMS[name]) for name in ARMS if name == AR or name in arms}
+    chosen = [AR, *feasible(engine, work, arms)]
+    params = {name: replace(work.params, **ARMS[name]) for name in ARMS if name in chosen}
     core = core_of(engine)
     for one in params.values():
         engine.admit(work.prompts[0], one)  # an AR model is refused here; `auto` times its forwards
@@ -123,6 +129,13 @@ def run(
             runners[name](index)
     found, short = _rotate(engine, work, runners, core, progress)
     return _summary(engine, work, found, short, about, seed)
+
+
+def feasible(engine: Engine, work: Workload, arms: Sequence[str]) -> list[str]:
+    """Those of the arms that mean something: the held ones want a model with tools of its own, and prompts that call
+    for them."""
+    can_hold = engine.taught is not None and work.examples is not None
+    return [arm for arm in arms if can_hold or not ARMS[arm]["grammar"]]
 
 
 def _runner(engine: Engine, work: Workload, params: GenerateParams, core: TimedCore) -> Runner:
@@ -150,7 +163,7 @@ def _rotate(
                 found[name].append(runners[name](index))
             if index % 4 == 0:
                 for rows in SHORT_CANVASES:
-                    cut = timed(engine, prompt, replace(work.params, mode="diffuse", max_tokens=rows), core)
+                    cut = timed(engine, prompt, replace(work.params, **ARMS[DIFFUSE], max_tokens=rows), core)
                     short += [f for f in cut.forwards if f.kind == f"{PASS} of {rows}"]
             gc.collect()
             if progress is not None:
@@ -183,7 +196,7 @@ def _summary(
     pairs = [(AR, TRANSFORMERS), *((name, AR) for name in own if name != AR), (DIFFUSE, TRANSFORMERS)]
     singles = [name for name in (AR, DRAFT, DIFFUSE) if name in found]
     best = max(singles, key=lambda name: speeds[name].tokens_per_s.value)
-    pairs += [(AUTO, best), (MIXED, best)]
+    pairs += [(AUTO, best), (MIXED, best), (HELD_DRAFT, DRAFT), (HELD_DIFFUSE, DIFFUSE)]
     return Benchmark(
         arms=speeds,
         speed_ups={f"{a} against {b}": _speed_up(found[b], found[a], seed) for a, b in pairs if {a, b} <= set(found)},
