@@ -1,0 +1,144 @@
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import script
+import torch
+from safetensors.torch import load_file, save_file
+
+from fourleaf.checkpoint.families import ar_family, read_config
+from fourleaf.checkpoint.files import load_model
+from fourleaf.checkpoint.gguf import GgufFile
+from fourleaf.engine.score import score
+from fourleaf.errors import ConfigError
+from fourleaf.model.config import ModelConfig
+from fourleaf.model.transformer import Transformer
+
+bench = script.load("bench_peers")
+from peers import ggufs, widths  # noqa: E402
+from peers.lines import Peer, PeerRefusal, wave, waves  # noqa: E402
+
+TEXT = list(range(3, 40)) * 2
+SHAPES = {"head_dim": 12, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+# Says what it is asked, prints what an engine might print, and refuses what it does not like.
+ECHO = """
+from peers.lines import serve, wave
+
+def load(path):
+    print("a banner")
+    if path == "odd":
+        raise ValueError("5 heads")
+    return {"path": path}
+
+def answer(prompts):
+    return wave(len(prompts), [[(i, [7]) for i in range(len(prompts))], [(0, [8])]])
+
+serve({"load": load, "answer": answer})
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A hybrid of random weights as `fourleaf convert --to hf` writes it; its norms' epsilon matters."""
+    torch.manual_seed(0)
+    kinds = ("linear_attention", "full_attention") * 2
+    config = ModelConfig(
+        vocab_size=48, hidden_size=24, num_hidden_layers=4, layer_types=kinds, num_attention_heads=2,
+        num_key_value_heads=1, rope_theta=1e4, partial_rotary_factor=0.5, linear_num_key_heads=2,
+        linear_num_value_heads=4, intermediate_size=32, initializer_range=0.4, max_position_embeddings=128,
+        rms_norm_eps=1e-2, **SHAPES,
+    )  # fmt: skip
+    model = Transformer(config)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "norm" in name:
+                tensor.add_(0.3 * torch.randn_like(tensor))
+    made = tmp_path / "hf"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(ar_family(config).raw(config)), encoding="utf-8")
+    save_file(model.state_dict(), made / "model.safetensors")
+    return made
+
+
+def surprises(folder: Path) -> np.ndarray:
+    found = score(load_model(folder, torch.float64), TEXT, 0, None)
+    return np.array([one.logprob for one in found if one is not None])
+
+
+@pytest.mark.parametrize(("attention", "delta"), [(12, 8), (16, 8), (16, 16), (32, 64)])
+def test_wider_heads_say_the_same(attention, delta, folder, tmp_path):
+    raw = widths.widen(folder, tmp_path / "wide", attention=attention, delta=delta)
+    assert (raw["head_dim"], raw["linear_key_head_dim"], raw["linear_value_head_dim"]) == (attention, delta, delta)
+    assert np.abs(surprises(tmp_path / "wide") - surprises(folder)).max() < 1e-4
+
+
+def test_heads_are_not_cut(folder, tmp_path):
+    with pytest.raises(ConfigError, match="linear_key_head_dim is 8, which 6 numbers cannot hold"):
+        widths.widen(folder, tmp_path / "wide", attention=12, delta=6)
+    assert not (tmp_path / "wide").exists()
+
+
+def test_a_written_gguf_reads_as_the_folder_it_was_made_from(folder, tmp_path):
+    widths.widen(folder, tmp_path / "wide", attention=12, delta=8)
+    ggufs.write(tmp_path / "wide", tmp_path / "wide.gguf")
+    file = GgufFile(tmp_path / "wide.gguf")
+    original = json.loads((tmp_path / "wide" / "config.json").read_text(encoding="utf-8"))
+    config = read_config(file.config())
+    assert config.rms_norm_eps == pytest.approx(original["rms_norm_eps"])
+    shapes = ("layer_types", "head_dim", "linear_num_value_heads", "linear_value_head_dim", "partial_rotary_factor")
+    assert all(getattr(config, key) == getattr(read_config(original), key) for key in shapes)
+    found, wanted = dict(file.tensors(config)), load_file(tmp_path / "wide" / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-6)
+
+
+def test_an_architecture_that_cannot_be_written_is_named(folder, tmp_path):
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(raw | {"model_type": "qwen3_5_moe_text"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="'qwen3_5_moe_text'; llama and qwen3_5_text"):
+        ggufs.write(folder, tmp_path / "x.gguf")
+
+
+@pytest.fixture
+def echo(tmp_path):
+    program = tmp_path / "echo.py"
+    program.write_text(ECHO, encoding="utf-8")
+    peer = Peer(Path(sys.executable), program, {"A": "1"})
+    yield peer
+    peer.close()
+
+
+def test_a_peer_answers_line_by_line_whatever_it_prints(echo):
+    assert echo.ask("load", path="x") == {"path": "x"}
+    answer = echo.ask("answer", prompts=[[1], [2]])
+    assert answer["tokens"] == [[7, 8], [7]]
+    assert answer["later"] == 1
+    assert 0 < answer["prefill_seconds"] <= answer["seconds"]
+
+
+def test_a_peers_refusal_has_its_words_and_it_goes_on(echo):
+    with pytest.raises(PeerRefusal, match="ValueError: 5 heads"):
+        echo.ask("load", path="odd")
+    assert echo.ask("load", path="x") == {"path": "x"}
+
+
+def test_a_peer_that_dies_is_a_refusal(tmp_path):
+    program = tmp_path / "dead.py"
+    program.write_text("raise SystemExit(3)", encoding="utf-8")
+    peer = Peer(Path(sys.executable), program, {})
+    with pytest.raises(PeerRefusal, match="ended with code 3"):
+        peer.ask("load")
+    peer.close()
+
+
+def test_prefill_lasts_until_each_prompt_has_a_token():
+    found = wave(2, [[(0, [5])], [(0, [6]), (1, [7])], [(1, [8, 9])]])
+    assert found["tokens"] == [[5, 6], [7, 8, 9]]
+    assert found["later"] == 2
+
+
+def test_a_rest_that_fills_no_wave_is_left_out():
+    assert [list(part) for part in waves(range(7), 3)] == [[0, 1, 2], [3, 4, 5]]
