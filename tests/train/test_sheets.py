@@ -35,6 +35,7 @@ def test_a_document_is_a_sheet_its_canvas_and_the_end_token(documents, tokenizer
     for document in documents:
         assert document.slots is not None
         prompt, answer = document.ids[: document.answer_start], document.ids[document.answer_start :]
+        assert all(0 < position < document.answer_start for position in document.hints)
         assert tokenizer.decode(prompt).endswith(f"{HOW}<|assistant|>")
         assert answer[-1] == tokenizer.end_id
         assert len(document.slots) == len(answer) - 1
@@ -62,14 +63,60 @@ def test_the_source_is_a_function_of_its_seed_and_keeps_to_the_curriculum(tokeni
 
     assert drawn(1, 2) == drawn(1, 2)
     assert drawn(1, 2) != drawn(2, 2)
-    assert max(_num_questions(d) for d in islice(source(1, 1), 40)) == 3
+    assert max(_num_questions(d) for d in islice(source(1, 1), 40)) == 4
     assert max(_num_questions(d) for d in islice(source(1, 8), 80)) > 6
 
 
 def test_some_sheets_show_their_options_turned(documents, tokenizer):
     texts = [tokenizer.decode(document.ids[: document.answer_start]) for document in documents]
-    assert any("A: no\nB: yes" in text for text in texts)
-    assert any("A: yes\nB: no" in text for text in texts)
+    assert any("- no:1A\n- yes:1B" in text for text in texts)
+    assert any("- yes:1A\n- no:1B" in text for text in texts)
+
+
+def test_verdicts_say_of_each_option_whether_it_is_the_answer(documents, tokenizer):
+    judged = [document for document in documents if document.hints]
+    assert 0.3 < len(judged) / len(documents) < 0.7
+    whole = 0
+    for document in judged:
+        said = [tokenizer.decode(document.ids[[position]]) for position in document.hints]
+        lines = tokenizer.decode(document.ids[: document.answer_start]).split("\n")
+        options = [line.rsplit(":", 1)[1] for line in lines if line.startswith("- ")]
+        ends = [option.split(" ") for option in options if " " in option]
+        assert [verdict[:2] for verdict in said] == [
+            f" {verdict[0]}"[: len(text)] for (_, verdict), text in zip(ends, said, strict=True)
+        ]
+        answer = tokenizer.decode(document.ids[document.answer_start : -1])
+        right = {answer[i : i + 2] for i in range(0, len(answer), 2)}
+        assert [verdict == "yes" for _, verdict in ends] == [label in right for label, _ in ends]
+        whole += len(ends) == len(options)
+    assert whole > len(judged) / 3
+
+
+def test_a_sheet_without_its_verdicts_is_the_served_one(documents, tokenizer, chat):
+    """What is printed between the template's tokens, as one text, has the same ids."""
+    for document in documents[:40]:
+        text = tokenizer.decode(document.ids[: document.answer_start])
+        content = text.removeprefix("<|user|>").removesuffix("<|assistant|>")
+        assert chat.render([{"role": "user", "content": content}]) == document.ids[: document.answer_start].tolist()
+
+
+def test_hints_are_learnt_as_answers_are(tokenizer):
+    ids = np.array([5, 6, 7, 8, 9, tokenizer.end_id])
+    plain, hinted = (Document(ids, 4, hints=hints) for hints in ((), (2,)))
+    settings = {"objective": "ar", "end_id": tokenizer.end_id, "mask_id": tokenizer.mask_id, "block_size": 32}
+    settings |= {"noise": NoiseConfig(), "fill_weight": 0.1, "prompt_weight": 0.0, "rng": np.random.default_rng(0)}
+    without, with_hint = (collate([document], **settings) for document in (plain, hinted))
+    assert without.next_target.tolist() == [9, tokenizer.end_id]
+    assert with_hint.next_target.tolist() == [7, 9, tokenizer.end_id]
+    assert with_hint.next_weight.tolist() == [1.0, 1.0, 1.0]
+    assert (without.num_next, with_hint.num_next) == (2, 3)
+
+
+def test_one_call_asks_for_what_is_told_alone(tokenizer, chat):
+    easy, full = (list(islice(sheet_source(tokenizer, chat)(5, calls), 60)) for calls in (1, 8))
+    ruled = [sum("Rules:" in tokenizer.decode(document.ids) for document in drawn) for drawn in (easy, full)]
+    assert ruled[0] == 0
+    assert ruled[1] > 10
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,12 +2,16 @@
 
     The car drives at 96 km/h. ...
     1. Is the car fast?
-    A: no
-    B: yes
+    - no:1A
+    - yes:1B
     2. How strong is the warning?
-    A: none
+    - none:2A
     ...
     Answer like 1A 2B.
+
+An option's label stands behind its text, with its question's number before it: whoever has found the text finds the
+label as what comes next, which the smallest models do, and the words of an option are the same tokens that they are
+within a sentence (decision 033).
 
 The canvas then holds, for each question, its number and the one or two letters of an option: numbers are pinned,
 letters masked. A question alone is a sheet of one, so that one by one and together are one format.
@@ -75,7 +79,7 @@ class Printer:
             places = tuple(self.letters.places(len(question.options)))
             text.append(f"{number}. {question.text}".rstrip())
             text += [
-                f"{self.letters.text(place)}: {question.options[shown].text}"
+                f"- {question.options[shown].text}:{number}{self.letters.text(place)}"
                 for place, shown in zip(places, order, strict=True)
             ]
             canvas += self._tokenizer.encode(str(number))

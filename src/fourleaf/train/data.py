@@ -23,11 +23,13 @@ class Document:
     """One example as ids: prompt, answer, end token. `answer_start` is the answer's first position.
 
     slots: of an answer whose form is given, one canvas, which rows are to be found; the end token is not among them.
+    hints: positions of the prompt whose tokens causal rows learn as they learn an answer's.
     """
 
     ids: NDArray[np.int64]
     answer_start: int
     slots: NDArray[np.bool_] | None = None
+    hints: tuple[int, ...] = ()
 
 
 # (seed, most calls) -> endless documents
@@ -41,7 +43,7 @@ class Batch:
     next_rows, next_target, next_weight: causal rows that predict a token, the id that follows, 1 or `prompt_weight`.
     masked_rows, masked_target, masked_weight: canvas rows (by flat row), their true id, the `row_weight` of their block
     (times `fill_weight` behind the end).
-    num_next, num_masked: sums of the weights of answer tokens, to be summed over all micro-batches and ranks.
+    num_next, num_masked: sums of the weights of answer tokens and hints, to be summed over all micro-batches and ranks.
     """
 
     work: Work
@@ -107,6 +109,13 @@ def num_rows(document: Document, objective: str, block_size: int, copies: int = 
     return len(document.ids) - 1 + copies * noisy
 
 
+def _taught(document: Document) -> NDArray[np.bool_]:
+    """[N - 1] clean rows whose next token is the answer's or a hint."""
+    rows = np.arange(len(document.ids) - 1) >= document.answer_start - 1
+    rows[[position - 1 for position in document.hints]] = True
+    return rows
+
+
 def collate(
     documents: Sequence[Document],
     *,
@@ -123,7 +132,7 @@ def collate(
     lengths = [len(d.ids) - 1 for d in documents]
     clean = np.concatenate([d.ids[:-1] for d in documents])
     target = np.concatenate([d.ids[1:] for d in documents])
-    is_answer = np.concatenate([np.arange(n) >= d.answer_start - 1 for d, n in zip(documents, lengths, strict=True)])
+    is_answer = np.concatenate([_taught(document) for document in documents])
     weight = np.where(is_answer, 1.0, prompt_weight).astype(np.float32)
     rows = np.flatnonzero(weight)
 

@@ -64,6 +64,23 @@ def control(family: str, size: int, random: Random, side: Side, *, name: str = "
     return solved(_named(made))
 
 
+def lookup(family: str, size: int, random: Random, side: Side, *, turned: float = 1.0) -> Group:
+    """A control of any size, of one question too: some of a larger group's questions, each with its sentence.
+
+    turned: share that is kept of the questions that ask for the opposite. Where half of all do, yes and no go with
+    neither the sentence nor the question alone, and nothing tells a model at which of the two to look.
+    """
+    while True:
+        variables, _ = FAMILIES[family](max(MIN_QUESTIONS, size), random, side)
+        told = [v for v in variables if v.says and v.says[v.truth]]
+        told = [v for v in told if not v.flipped or random.random() < turned]
+        if len(told) >= size:
+            break
+    chosen = random.sample(told, size)
+    facts = tuple(said(v, v.truth) for v in random.sample(chosen, size))
+    return solved(_named(Group("", family, tuple(chosen), facts, (), frozenset({"control"}))))
+
+
 def _named(group: Group) -> Group:
     """Without a name, one by what it says."""
     return group if group.name else replace(group, name=f"{group.family} of {len(group.variables)}")
