@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import random
 import re
 import resource
@@ -146,8 +147,16 @@ class Report:
     resident_mib: list[int] = field(default_factory=list)
 
 
-def soak(engine: Engine, num: int, seed: int, report: Report, has_grammar: bool, num_pages: int | None = None) -> None:
-    """Runs `num` requests through one core, and each alone behind its end.
+def soak(
+    engine: Engine,
+    num: int,
+    seed: int,
+    report: Report,
+    has_grammar: bool,
+    num_pages: int | None = None,
+    until: float = math.inf,
+) -> None:
+    """Runs `num` requests through one core, and each alone behind its end; fewer where it is `until` before.
 
     No answer is kept longer than that: what grows is the engine's.
     """
@@ -156,8 +165,8 @@ def soak(engine: Engine, num: int, seed: int, report: Report, has_grammar: bool,
     engine.core = core  # `auto` asks how many requests there are
     running: list[Answer] = []
     num_sent, every = 0, max(1, num // NUM_SAMPLES)
-    while num_sent < num or running:
-        if num_sent < num and len(running) < NUM_AT_ONCE and rng.random() < 0.5:
+    while (is_open := num_sent < num and time.perf_counter() < until) or running:
+        if is_open and len(running) < NUM_AT_ONCE and rng.random() < 0.5:
             answer = Answer(*drawn(rng, engine, has_grammar))
             answer.key = core.submit(engine.admit(answer.prompt, answer.params), answer.hear)
             running.append(answer)
@@ -177,7 +186,8 @@ def soak(engine: Engine, num: int, seed: int, report: Report, has_grammar: bool,
             if not answer.is_cancelled:
                 _compare(engine, answer, report)
     _count(core, report)
-    if num >= MIN_FOR_MEMORY and (words := growth(report.resident_mib)):
+    report.counts["requests"] = num_sent
+    if num_sent >= MIN_FOR_MEMORY and (words := growth(report.resident_mib)):
         report.wrong.append(words)
 
 
@@ -273,6 +283,7 @@ def main() -> int:
     """Runs it all. -> exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help=f"of {NUM_REQUESTS} requests")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no request is sent later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random weights without one")
     parser.add_argument("--no-grammar", action="store_true", help="without the grammar library")
@@ -286,7 +297,8 @@ def main() -> int:
         engine = specimen(Tokenizer.from_file(bundled_path() / "tokenizer.json"), chosen.seed)
         num_pages = 16
     num = max(1, round(chosen.share * NUM_REQUESTS))
-    soak(engine, num, chosen.seed, report, not chosen.no_grammar, num_pages)
+    until = started + 60 * chosen.minutes
+    soak(engine, num, chosen.seed, report, not chosen.no_grammar, num_pages, until)
     if report.counts["exceptions"] > max(1, MAX_EXCEPTIONS * report.counts["tokens"]):
         report.wrong.append("too many answers part where rounding may decide")
     for name, number in sorted(report.counts.items()):
@@ -298,7 +310,7 @@ def main() -> int:
     if chosen.report:
         row = {
             "date": datetime.date.today().isoformat(), "command": " ".join(sys.argv), "model": engine.name,
-            "requests": num, "wrong": len(report.wrong), "seconds": seconds,
+            "wrong": len(report.wrong), "seconds": seconds,
             "resident_mib": report.resident_mib[:: max(1, len(report.resident_mib) // 10)],
             **dict(sorted(report.counts.items())),
         }  # fmt: skip
