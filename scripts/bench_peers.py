@@ -66,6 +66,7 @@ MOST_WORDS = 4096
 _REFUSAL = 300
 
 Answers = dict[str, Any]  # as `peers.lines.wave` has it
+Scores = tuple[np.ndarray, np.ndarray]  # of each token given those before it [T], and of all words [T', V]
 Runner = Callable[[Sequence[list[int]]], Answers]
 
 
@@ -117,8 +118,8 @@ def logprobs(model: Transformer, ids: list[int]) -> np.ndarray:
     return model.head(hidden[:-1]).float().log_softmax(-1).double().numpy()
 
 
-def own_losses(model: Transformer, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """As a peer's `score`: (own [T], full [T', V] of the first texts)."""
+def own_losses(model: Transformer, texts: list[list[int]]) -> Scores:
+    """As a peer's `score`."""
     found = [logprobs(model, text) for text in texts]
     own = [rows[np.arange(len(rows)), text[1:]] for rows, text in zip(found, texts, strict=True)]
     kept = KEPT if found[0].shape[1] <= MOST_WORDS else 0
@@ -126,10 +127,12 @@ def own_losses(model: Transformer, texts: list[list[int]]) -> tuple[np.ndarray, 
     return np.concatenate(own), full
 
 
-def beside(ours: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-    """Mean loss in nats, how far from ours a token's is on average and at most, and the mean KL from us to them."""
+def beside(ours: Scores, other: Scores, is_answer: np.ndarray) -> dict[str, float]:
+    """Mean loss in nats, and that of the answers' tokens [T]; how far from ours a token's is on average and at most;
+    the mean KL from us to them."""
     apart = np.abs(ours[0] - other[0])
-    found = {"nats": -float(other[0].mean()), "mean_apart": float(apart.mean()), "most_apart": float(apart.max())}
+    found = {"nats": -float(other[0].mean()), "nats_of_answers": -float(other[0][is_answer].mean())}
+    found |= {"mean_apart": float(apart.mean()), "most_apart": float(apart.max())}
     if len(ours[1]):
         found["kl"] = float((np.exp(ours[1]) * (ours[1] - other[1])).sum(1).mean())
     return found
@@ -137,7 +140,7 @@ def beside(ours: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndar
 
 def stand(
     name: str, tries: Iterator[Attempt], python: Path, texts: list[list[int]], room: int, together: int, folder: Path
-) -> tuple[Standing, Peer | None, tuple[np.ndarray, np.ndarray] | None]:
+) -> tuple[Standing, Peer | None, Scores | None]:
     """Offers a peer one form after another until one loads and scores."""
     standing = Standing(name)
     for attempt in tries:
@@ -245,7 +248,9 @@ def measured(asked: argparse.Namespace, engine: Engine, folder: Path) -> dict[st
     exported = folder / "exported"
     export_folder(asked.model, exported)
     reference = own_losses(load_model(exported, torch.float32), texts)
-    losses = {"fourleaf": beside(reference, reference)}
+    lengths = [(len(prompt), len(text)) for prompt, text in zip(work.prompts, texts, strict=False)]
+    is_answer = np.concatenate([np.arange(1, whole) >= prompt for prompt, whole in lengths])
+    losses = {"fourleaf": beside(reference, reference, is_answer)}
     core = core_of(engine)
     runners = {mode: ours(engine, core, replace(params, **ARMS[mode])) for mode in OURS}
     stands, peers = [], []
@@ -258,11 +263,11 @@ def measured(asked: argparse.Namespace, engine: Engine, folder: Path) -> dict[st
             if peer is None or found is None:
                 continue
             peers.append(peer)
-            losses[name] = standing.loss = beside(reference, found)
+            losses[name] = standing.loss = beside(reference, found, is_answer)
             runners[name] = of_peer(peer, asked.max_tokens, engine)
             if standing.about["dtype"] == "bfloat16":
                 rounded = own_losses(rounded_to_bf16(folder / "for-vllm"), texts)
-                losses["fourleaf, weights rounded to bf16"] = beside(reference, rounded)
+                losses["fourleaf, weights rounded to bf16"] = beside(reference, rounded, is_answer)
         ticker = Ticker(sys.stderr)
         speeds = {str(n): rates(race(runners, work.prompts, n, ticker)) for n in WAVES}
         ticker.close()
@@ -307,12 +312,13 @@ def section(found: dict[str, Any]) -> str:
     ]
     rows = [
         [
-            *(name, f"{one['nats']:.4f}", f"{one['mean_apart']:.4f}", f"{one['most_apart']:.3f}"),
+            *(name, f"{one['nats']:.4f}", f"{one['nats_of_answers']:.5f}"),
+            *(f"{one['mean_apart']:.4f}", f"{one['most_apart']:.3f}"),
             f"{one['kl']:.1e}" if "kl" in one else "-",
         ]
         for name, one in found["losses"].items()
     ]
-    losses = markdown(["engine", "nats a token", "apart from ours, mean", "most", "KL from ours"], rows)
+    losses = markdown(["engine", "nats a token", "of answers", "apart from ours, mean", "most", "KL from ours"], rows)
     return "\n\n".join([about, "\n".join([*took, *refused]), losses, speeds(found)])
 
 

@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 from fourleaf.checkpoint.families import ar_family, read_config
 from fourleaf.checkpoint.files import load_model
 from fourleaf.checkpoint.gguf import GgufFile
+from fourleaf.engine.request import GenerateParams
 from fourleaf.engine.score import score
 from fourleaf.errors import ConfigError
+from fourleaf.measure.specimen import specimen
+from fourleaf.measure.timing import core_of
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 
@@ -36,6 +39,21 @@ def answer(prompts):
     return wave(len(prompts), [[(i, [7]) for i in range(len(prompts))], [(0, [8])]])
 
 serve({"load": load, "answer": answer})
+"""
+
+PICKY = """
+import numpy as np
+from peers.lines import serve
+
+def load(threads, room, together, path):
+    if path == "odd":
+        raise ValueError("5 heads")
+    return {"version": "1", "about": "", "dtype": "float32"}
+
+def score(texts, file, kept):
+    np.savez(file, own=np.array([-1.0, -2.0]), full=np.zeros((0, 48)))
+
+serve({"load": load, "score": score})
 """
 
 
@@ -142,3 +160,77 @@ def test_prefill_lasts_until_each_prompt_has_a_token():
 
 def test_a_rest_that_fills_no_wave_is_left_out():
     assert [list(part) for part in waves(range(7), 3)] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_peer_is_offered_one_form_after_another(folder, tmp_path, monkeypatch):
+    folder.rename(tmp_path / "exported")
+    program = tmp_path / "picky.py"
+    program.write_text(PICKY, encoding="utf-8")
+    monkeypatch.setitem(bench.PROGRAMS, "llama-cpp", program)
+    tries = [bench.Attempt("odd", {"path": "odd"}), bench.Attempt("even", {"path": "even"})]
+    standing, peer, found = bench.stand("llama-cpp", iter(tries), Path(sys.executable), [[1, 2, 3]], 8, 1, tmp_path)
+    peer.close()
+    assert standing.form == "even"
+    assert [(no["form"], no["words"]) for no in standing.refusals] == [("odd", "ValueError: 5 heads")]
+    assert found[0].tolist() == [-1.0, -2.0]
+    alone, peer, found = bench.stand("llama-cpp", iter(tries[:1]), Path(sys.executable), [[1]], 8, 1, tmp_path)
+    assert (alone.form, peer, found) == ("", None, None)
+
+
+def test_the_forms_offered_fit_what_each_peer_says_it_takes(folder, tmp_path):
+    folder.rename(tmp_path / "exported")
+    forms = list(bench.attempts("vllm", tmp_path / "exported", eager=True))
+    assert [one.load["dtype"] for one in forms] == ["float32", "float32", "bfloat16"]
+    raw = json.loads((Path(forms[-1].load["path"]) / "config.json").read_text(encoding="utf-8"))
+    assert (raw["head_dim"], raw["linear_key_head_dim"], raw["linear_value_head_dim"]) == (32, 32, 32)
+    files = [Path(one.load["path"]) for one in bench.attempts("llama-cpp", tmp_path / "exported", eager=True)]
+    states = [GgufFile(file).value("qwen35.ssm.state_size") for file in files]
+    assert states == [8, 8]
+    assert [GgufFile(file).value("qwen35.ssm.inner_size") for file in files] == [24, 32]
+
+
+def test_losses_are_held_to_ours():
+    full = np.log(np.array([[0.5, 0.5], [0.25, 0.75]]))
+    other = np.log(np.array([[0.5, 0.5], [0.75, 0.25]]))
+    found = bench.beside((full[:, 0], full), (other[:, 0], other), np.array([False, True]))
+    assert found["nats_of_answers"] == pytest.approx(-np.log(0.75))
+    assert found["most_apart"] == pytest.approx(np.log(3))
+    assert found["kl"] == pytest.approx(0.5 * (0.25 * np.log(1 / 3) + 0.75 * np.log(3)))
+
+
+def test_our_waves_have_the_tokens_and_ends_of_the_engine(byte_tokenizer):
+    engine = specimen(byte_tokenizer, 0)
+    core = core_of(engine)
+    prompts = [[5, 6, 7], [8, 9]]
+    for mode in ("ar", "diffuse"):
+        params = GenerateParams(mode=mode, max_tokens=20)
+        found = bench.ours(engine, core, params)(prompts)
+        for prompt, tokens in zip(prompts, found["tokens"], strict=True):
+            deltas = list(engine.generate(prompt, params))
+            ended = deltas[-1].finish_reason == "stop"
+            assert tokens == [t for d in deltas for t in d.tokens] + [engine.end_id] * ended
+        assert 0 < found["prefill_seconds"] < found["seconds"]
+        total = sum(map(len, found["tokens"]))
+        assert found["later"] == total - 2 if mode == "ar" else found["later"] <= total
+
+
+def test_the_page_has_every_engine_loss_and_refusal():
+    answers = [{"tokens": [[1, 2], [3, 4]], "seconds": 2.0, "prefill_seconds": 1.0, "later": 2}]
+    other = [{"tokens": [[1, 2], [3, 5]], "seconds": 1.0, "prefill_seconds": 0.5, "later": 2}]
+    loss = {"nats": 2.0, "nats_of_answers": 0.25, "mean_apart": 0.5, "most_apart": 1.0, "kl": 1e-7}
+    about, refusals = {"version": "1", "about": "eager"}, [{"form": "odd", "words": "no"}]
+    stands = [bench.Standing("vllm", "as exported", about, refusals)]
+    found = {
+        "model": "cabin", "weights_sha256": "ab" * 32, "parameters": 2137188, "processor": "One", "load": [0.5],
+        "texts": 4, "set": "patterns", "tokens_scored": 9, "prompts": 2, "peers": [vars(one) for one in stands],
+        "losses": {"fourleaf": loss, "vllm": loss}, "speeds": {"2": bench.rates({"ar": answers, "vllm": other})},
+    }  # fmt: skip
+    text = bench.section(found)
+    for line in (
+        "- vllm 1 ran the weights as exported: eager.",
+        "- vllm refused the weights odd: `no`",
+        "| vllm | 2.0000 | 0.25000 | 0.5000 | 1.000 | 1.0e-07 |",
+        "| 2 | fourleaf, ar | 2 (2-2) | 2 (2-2) | 1.00 | 1.00 | 1000.0 | 2 of 2 |",
+        "| 2 | vllm | 4 (4-4) | 4 (4-4) | 2.00 | 2.00 | 500.0 | 1 of 2 |",
+    ):
+        assert line in text, line
