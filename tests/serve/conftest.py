@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
+import tiny
 import torch
 from fastapi import FastAPI
 
@@ -59,31 +60,21 @@ def client_of(serve) -> Iterator[Callable[..., openai.OpenAI]]:
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(byte_tokenizer) -> Callable[[int], Engine]:
+def tiny_engine(byte_tokenizer) -> Callable[..., Engine]:
     """Makes engines on random weights, always the same; the argument is their context."""
 
-    def make(max_context: int) -> Engine:
-        config = ModelConfig(
-            vocab_size=byte_tokenizer.vocab_size,
-            hidden_size=16,
-            num_hidden_layers=2,
-            full_attention_interval=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            rope_theta=10_000.0,
-            linear_num_key_heads=1,
-            linear_num_value_heads=1,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            intermediate_size=16,
-            block_size=8,
-            mask_token_id=byte_tokenizer.mask_id,
-            max_position_embeddings=max_context,
-            initializer_range=0.5,
-        )
-        torch.manual_seed(0)
+    def make(max_context: int, *, seed: int = 0, **options) -> Engine:
+        fields = {
+            "vocab_size": byte_tokenizer.vocab_size,
+            "intermediate_size": 16,
+            "block_size": 8,
+            "mask_token_id": byte_tokenizer.mask_id,
+            "max_position_embeddings": max_context,
+            "initializer_range": 0.5,
+        }
+        torch.manual_seed(seed)
+        model = Transformer(ModelConfig(**(tiny.TWO | fields | options))).eval()
         template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-        return Engine("tiny", Transformer(config).eval(), byte_tokenizer, ChatTemplate(template, byte_tokenizer))
+        return Engine("tiny", model, byte_tokenizer, ChatTemplate(template, byte_tokenizer))
 
     return make

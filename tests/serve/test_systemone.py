@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import torch
 import typesafe_sdk
 import zstandard
 from jevcompat.runner import run
@@ -16,9 +15,6 @@ from fourleaf.decide.calibration import Temperatures
 from fourleaf.decide.decider import Decider
 from fourleaf.decide.questions import parse_request
 from fourleaf.engine.engine import Engine
-from fourleaf.model.config import ModelConfig
-from fourleaf.model.transformer import Transformer
-from fourleaf.text.chat import ChatTemplate
 
 KEY = "a-key"
 NOUL: Any = {"type": "noul", "instructions": "Is it night?"}
@@ -31,30 +27,9 @@ THREE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def engine(byte_tokenizer) -> Engine:
+def engine(tiny_engine) -> Engine:
     """Random weights; a context that holds 255 options a byte a token."""
-    config = ModelConfig(
-        vocab_size=byte_tokenizer.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=2,
-        full_attention_interval=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        rope_theta=10_000.0,
-        partial_rotary_factor=0.5,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        intermediate_size=24,
-        max_position_embeddings=16_384,
-        block_size=32,
-        mask_token_id=byte_tokenizer.mask_id,
-    )
-    torch.manual_seed(2)
-    template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-    return Engine("tiny", Transformer(config).eval(), byte_tokenizer, ChatTemplate(template, byte_tokenizer))
+    return tiny_engine(16_384, seed=2, intermediate_size=24, initializer_range=0.02, block_size=32)
 
 
 @pytest.fixture
