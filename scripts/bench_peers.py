@@ -141,7 +141,7 @@ def beside(ours: Scores, other: Scores, is_answer: np.ndarray) -> dict[str, floa
 def stand(
     name: str, tries: Iterator[Attempt], python: Path, texts: list[list[int]], room: int, together: int, folder: Path
 ) -> tuple[Standing, Peer | None, Scores | None]:
-    """Offers a peer one form after another until one loads and scores."""
+    """Offers a peer one form after another until one loads, scores and answers."""
     standing = Standing(name)
     for attempt in tries:
         peer = Peer(python, PROGRAMS[name], ENVIRONMENT)
@@ -150,6 +150,7 @@ def stand(
             file = folder / f"{name}.npz"
             kept = KEPT if read_json(folder / "exported" / widths.CONFIG)["vocab_size"] <= MOST_WORDS else 0
             peer.ask("score", texts=texts, file=str(file), kept=kept)
+            peer.ask("answer", prompts=[texts[0]] * together, max_tokens=2, stop=0, banned=[])
         except PeerRefusal as refusal:
             words = str(refusal).strip()[-_REFUSAL:]
             print(f"{name}, {attempt.form}: {words}", file=sys.stderr)
