@@ -18,6 +18,7 @@ from fourleaf.model.config import ModelConfig
 from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
+from fourleaf.text.chat import ChatTemplate
 
 BLOCKS = {"block_size": 32, "mask_token_id": 96, "coreset_top_p": 0.6, "coreset_min": 3}
 SHAPES = tiny.FOUR | tiny.EXPERTS | {"vocab_size": 97} | BLOCKS
@@ -98,8 +99,7 @@ def test_without_the_four_tensors_it_is_an_ar_model_and_says_what_works(model, t
     assert "lacks the block diffusion tensors" in line
     assert "mode 'ar' works" in line
     assert not loaded.config.is_block_diffusion
-    engine = Engine.__new__(Engine)
-    engine.name, engine.model, engine.max_context, engine.tokenizer = "half", loaded, 100, byte_tokenizer
+    engine = Engine("half", loaded, byte_tokenizer, ChatTemplate("{{ messages[0].content }}", byte_tokenizer))
     engine.admit([1, 2], GenerateParams(mode="ar"))
     with pytest.raises(RequestError, match=r"half is an AR model.*mode 'ar' works.*fourleaf convert"):
         engine.admit([1, 2], GenerateParams(mode="diffuse"))
