@@ -1,6 +1,6 @@
 // The first view: a question, its answer being written, and the same question one token at a time beside it.
 
-import { Trouble, model } from "./client.js";
+import { Trouble, can, model } from "./client.js";
 import { announce, button, choice, download, el, figure, isStill } from "./dom.js";
 import { Lane } from "./lane.js";
 import { Player } from "./player.js";
@@ -185,7 +185,11 @@ export class Watch {
   }
 
   _body(said, index) {
-    return { messages: [{ role: "user", content: said }], ...this.app.settings.fields(this.modes[index]) };
+    // Without the grammar of the model's tools: what it forces is on no canvas, and the other lane would not be a token a
+    // forward.
+    const free = can("grammar") ? { grammar: false } : {};
+    const fields = this.app.settings.fields(this.modes[index]);
+    return { messages: [{ role: "user", content: said }], ...fields, ...free };
   }
 
   _busy(isBusy) {
