@@ -18,6 +18,14 @@ ARGS     :=
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -qq $(PIP_ARGS) -c constraints.txt
 NEEDS   := pyproject.toml constraints.txt
+# An environment of its own that holds what a whole lock names.
+define INSTALL_LOCK
+@echo "Installing $* into $(@D) ..."
+@$(PYTHON) -m venv --clear --without-pip $(@D)
+@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check -qq $(PIP_ARGS) \
+		--no-compile --no-deps -r $<
+@cp $< $@
+endef
 # Clients of the server, each tested by a suite of its own in an environment of its own.
 CLIENTS := $(patsubst tests/clients/%/requirements.txt,%,$(wildcard tests/clients/*/requirements.txt))
 # Engines of others that ours is measured against, each in an environment of its own.
@@ -117,17 +125,9 @@ $(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
 
 # The whole lock is in the requirements, so nothing is resolved; the stamp is a copy of them.
 .clients/%/.installed: tests/clients/%/requirements.txt | $(BIN)/python
-	@echo "Installing $* into $(@D) ..."
-	@$(PYTHON) -m venv --clear --without-pip $(@D)
-	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check -qq $(PIP_ARGS) \
-		--no-compile --no-deps -r $<
-	@cp $< $@
+	$(INSTALL_LOCK)
 
 # As above. llama.cpp is compiled (half an hour on one core) without the parts that its binding does not call.
 .peers/%/.installed: export CMAKE_ARGS = -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/scripts/peers/llama-cpp/lean.cmake
 .peers/%/.installed: scripts/peers/%/requirements.txt | $(BIN)/python
-	@echo "Installing $* into $(@D) ..."
-	@$(PYTHON) -m venv --clear --without-pip $(@D)
-	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check -qq $(PIP_ARGS) \
-		--no-compile --no-deps -r $<
-	@cp $< $@
+	$(INSTALL_LOCK)
