@@ -26,6 +26,7 @@ from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
 from fourleaf.train.config import Stage, TrainConfig
 from fourleaf.train.data import Document, Source, mixed
+from fourleaf.train.drills import drill_source
 from fourleaf.train.folder import Line, RunFolder
 from fourleaf.train.grids import puzzle_source
 from fourleaf.train.heldout import judging
@@ -40,6 +41,7 @@ DEFAULT_MINUTES = 30.0
 _TOKENIZER_EXAMPLES = 20_000
 _TOKENIZER_GROUPS = 2_000
 _TOKENIZER_SEED = 1_000_003
+_DRILL_SHARE = 0.2  # of the tokens that judgements get
 
 CABIN_STAGES = (
     Stage(
@@ -114,10 +116,11 @@ def cabin_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
 
 
 def training_source(tokenizer: Tokenizer, chat: ChatTemplate, judgements: float, puzzles: float = 0.0) -> Source:
-    """Cabin alone, or with question sheets and Sudoku grids as these shares of the tokens."""
+    """Cabin alone, or with judgements (question sheets and their drills) and Sudoku grids as these shares of tokens."""
     sources = [(cabin_source(tokenizer, chat), 1 - judgements - puzzles)]
     if judgements > 0:
-        sources.append((sheet_source(tokenizer, chat), judgements))
+        sources.append((sheet_source(tokenizer, chat), judgements * (1 - _DRILL_SHARE)))
+        sources.append((drill_source(tokenizer, chat), judgements * _DRILL_SHARE))
     if puzzles > 0:
         sources.append((puzzle_source(tokenizer, chat), puzzles))
     return sources[0][0] if len(sources) == 1 else mixed(sources)

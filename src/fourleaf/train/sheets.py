@@ -4,10 +4,11 @@ Both formats get the same number of groups, and of tokens too: a group asked one
 each on a sheet of its own, as fit into what the joint sheet of the group takes. In half of the sheets options are
 shown in a turned order, so that averaging over orders asks for nothing new.
 
-Two things get a small model off the plateau on which it answers by the commonest option (docs/log.md): look-ups, a few
-sentences and a question about each, with nothing to conclude; and verdicts, a yes or no behind an option which says
-whether it is the right one, and which causal rows learn as they learn an answer's tokens. A letter is one bit or two
-behind some forty tokens that must all be understood; verdicts are a bit for each option, right where its text ends.
+Three things get a small model off the plateau on which it answers by the commonest option (docs/log.md): drills
+(`drills.py`); look-ups, a few sentences and a question about each, with nothing to conclude; and verdicts, a yes or no
+behind an option which says whether it is the right one, and which causal rows learn as they learn an answer's tokens.
+A letter is one bit or two behind some forty tokens that must all be understood; verdicts are a bit for each option,
+right where its text ends.
 """
 
 from __future__ import annotations

@@ -1,0 +1,94 @@
+"""Drills: what a question sheet needs of a model, one thing at a time.
+
+    - third:1A          Mia comes third. Tom comes first.
+    - first:1B
+    -> " first:1B third:1A"          -> " Tom: first Mia: third"
+
+Names to values, texts to labels. A sheet asks for both one after the other and pays only for their end, so that a small
+model finds neither; each alone it learns within some hundred thousand tokens, and sheets thereafter (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from random import Random
+
+import numpy as np
+
+from fourleaf.decide.labels import Letters
+from fourleaf.tasks.judgements.generator import FAMILIES, MAX_QUESTIONS, MIN_QUESTIONS
+from fourleaf.tasks.judgements.group import NOUL, Variable
+from fourleaf.tasks.judgements.wording import TRAINING
+from fourleaf.text.chat import ChatTemplate
+from fourleaf.text.tokenizer import Tokenizer
+from fourleaf.train.data import Document, Source
+
+_NAMED = ("ordering", "assignment", "budgets", "colouring")  # families that ask the same of several
+_MOST = 5
+_CANVAS = 32  # what does not fit is not asked
+
+
+def drill_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
+    """The training stream of drills as documents, both kinds in turn."""
+    drills = Drills(tokenizer, chat)
+
+    def source(seed: int, max_calls: int) -> Iterator[Document]:
+        random = Random(f"drills {seed}")
+        while True:
+            yield drills.labels(random)
+            yield drills.values(random)
+
+    return source
+
+
+class Drills:
+    """Makes them for one tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate) -> None:
+        self._tokenizer, self._chat = tokenizer, chat
+        self._letters = Letters.of(tokenizer)
+
+    def labels(self, random: Random) -> Document:
+        """Options with labels as on a sheet; then the texts in another order, each with its label to be found."""
+        texts = list(dict.fromkeys(chain(*(v.values for v in _alike(random) + _alike(random)))))
+        texts = random.sample(texts, min(len(texts), random.randint(2, _MOST)))
+        number = random.randint(1, MAX_QUESTIONS)
+        lines = [f"- {text}:{number}{self._letters.text((i,))}" for i, text in enumerate(texts)]
+        pairs = [(f" {text}:{number}", [self._letters.ids[i]]) for i, text in enumerate(texts)]
+        return self._document("\n".join(lines), random.sample(pairs, len(pairs)))
+
+    def values(self, random: Random) -> Document:
+        """Sentences; then their subjects in another order, each with its value to be found."""
+        variables = _alike(random)
+        pairs = [
+            (f" {name}:", self._tokenizer.encode(f" {v.values[v.truth]}"))
+            for v, name in zip(variables, _subjects(variables), strict=True)
+        ]
+        chosen = random.sample(range(len(pairs)), random.randint(2, min(_MOST, len(pairs))))
+        state = " ".join(variables[i].says[variables[i].truth] for i in random.sample(chosen, len(chosen)))
+        return self._document(state, [pairs[i] for i in chosen])
+
+    def _document(self, text: str, pairs: Sequence[tuple[str, Sequence[int]]]) -> Document:
+        prompt = self._chat.render([{"role": "user", "content": text}])
+        ids, slots = [], []
+        for given, found in pairs:
+            before = self._tokenizer.encode(given)
+            if len(ids) + len(before) + len(found) > _CANVAS:
+                break
+            ids += [*before, *found]
+            slots += [False] * len(before) + [True] * len(found)
+        return Document(np.array([*prompt, *ids, self._tokenizer.end_id], dtype=np.int64), len(prompt), np.array(slots))
+
+
+def _alike(random: Random) -> list[Variable]:
+    """The variables of a group that have the same values and a sentence for each."""
+    variables, _ = FAMILIES[random.choice(_NAMED)](random.randint(MIN_QUESTIONS, MAX_QUESTIONS), random, TRAINING)
+    return [v for v in variables if v.kind != NOUL and v.says]
+
+
+def _subjects(variables: Sequence[Variable]) -> list[str]:
+    """Of each question the words that not all of them have: whom or what it asks about."""
+    words = [v.ask.rstrip("?").split() for v in variables]
+    common = set(words[0]).intersection(*words[1:])
+    return [" ".join(word for word in own if word not in common) for own in words]

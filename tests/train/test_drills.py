@@ -1,0 +1,74 @@
+"""Drills: each asks for what its text says, and for nothing that a test set holds."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from fourleaf.tasks.judgements import wording
+from fourleaf.train.data import Document
+from fourleaf.train.drills import drill_source
+
+
+@pytest.fixture(scope="module")
+def drills(tokenizer, chat) -> list[Document]:
+    return list(islice(drill_source(tokenizer, chat)(5, 8), 200))
+
+
+def _parts(document: Document, tokenizer) -> tuple[str, str, list[str]]:
+    """Prompt, answer, and the answer's runs of tokens that are to be found."""
+    assert document.slots is not None
+    answer = document.ids[document.answer_start : -1]
+    assert document.ids[-1] == tokenizer.end_id
+    assert len(document.slots) == len(answer)
+    edges = np.flatnonzero(np.diff(document.slots.astype(int), prepend=0, append=0))
+    found = [tokenizer.decode(answer[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    content = tokenizer.decode(document.ids[: document.answer_start])
+    return content.removeprefix("<|user|>").removesuffix("<|assistant|>"), tokenizer.decode(answer), found
+
+
+def test_every_label_asked_for_is_that_of_its_text(drills, tokenizer):
+    for document in drills[::2]:
+        prompt, answer, found = _parts(document, tokenizer)
+        shown = dict(line.removeprefix("- ").rsplit(":", 1) for line in prompt.split("\n"))
+        assert sorted(shown) == sorted(set(shown))
+        asked = sorted((text for text in shown if f" {text}:" in answer), key=lambda text: answer.index(f" {text}:"))
+        assert answer == "".join(f" {text}:{shown[text]}" for text in asked)
+        assert found == [shown[text][-1] for text in asked]
+        assert len(document.slots) <= 32
+
+
+def test_every_value_asked_for_stands_in_its_subjects_sentence(drills, tokenizer):
+    for document in drills[1::2]:
+        prompt, answer, found = _parts(document, tokenizer)
+        sentences = prompt.lower().removesuffix(".").split(". ")
+        assert len(document.slots) <= 32
+        rest = answer
+        for value in found:
+            subject, rest = rest.split(f":{value}", 1)
+            about = [s for s in sentences if subject.strip().lower() in s.replace(",", "").split(value)[0]]
+            assert any(value.strip() in s for s in about), (prompt, answer)
+        assert rest == ""
+
+
+def test_the_texts_stand_in_another_order_than_they_are_asked_for(drills, tokenizer):
+    same = 0
+    for document in drills[::2]:
+        prompt, answer, _ = _parts(document, tokenizer)
+        same += "".join(f" {line[2:]}" for line in prompt.split("\n")) == answer
+    assert 0 < same < len(drills) / 4
+
+
+def test_names_of_the_test_sets_never_occur(drills, tokenizer):
+    text = " ".join(tokenizer.decode(document.ids) for document in drills)
+    assert not any(f"{name} " in text or f"{name}:" in text for name in wording._TEST_NAMES + wording._TEST_PLACES)
+    assert any(f"{name}:" in text for name in wording._TRAINING_NAMES)
+
+
+def test_the_source_is_a_function_of_its_seed(tokenizer, chat):
+    source = drill_source(tokenizer, chat)
+
+    def drawn(seed):
+        return [document.ids.tolist() for document in islice(source(seed, 1), 10)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
