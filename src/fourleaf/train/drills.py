@@ -4,8 +4,9 @@
     - first:1B
     -> " first:1B third:1A"          -> " Tom: first Mia: third"
 
-Names to values, texts to labels. A sheet asks for both one after the other and pays only for their end, so that a small
-model finds neither; each alone it learns within some hundred thousand tokens, and sheets thereafter (docs/log.md).
+Names to values, texts to labels, questions to what would be said in answer. A sheet asks for
+all of it one after the other and pays only for the end, so that a small model finds none; each alone it learns within
+some hundred thousand tokens, and sheets thereafter (docs/log.md).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from random import Random
 import numpy as np
 
 from fourleaf.decide.labels import Letters
-from fourleaf.tasks.judgements.generator import FAMILIES, MAX_QUESTIONS, MIN_QUESTIONS
-from fourleaf.tasks.judgements.group import NOUL, Variable
+from fourleaf.tasks.judgements.generator import FAMILIES, MAX_QUESTIONS, MIN_QUESTIONS, lookup
+from fourleaf.tasks.judgements.group import NOUL, Group, Variable
 from fourleaf.tasks.judgements.wording import TRAINING
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
@@ -26,11 +27,13 @@ from fourleaf.train.data import Document, Source
 
 _NAMED = ("ordering", "assignment", "budgets", "colouring")  # families that ask the same of several
 _MOST = 5
+_LOOKUP_SIZES = (2, 3, 4)
+_LOOKUP_TURNED = 0.25  # of a look-up's questions that ask for the opposite, the share that stays
 _CANVAS = 32  # what does not fit is not asked
 
 
 def drill_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
-    """The training stream of drills as documents, both kinds in turn."""
+    """The training stream of drills as documents, the kinds in turn."""
     drills = Drills(tokenizer, chat)
 
     def source(seed: int, max_calls: int) -> Iterator[Document]:
@@ -38,6 +41,7 @@ def drill_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
         while True:
             yield drills.labels(random)
             yield drills.values(random)
+            yield drills.questions(random)
 
     return source
 
@@ -69,6 +73,15 @@ class Drills:
         state = " ".join(variables[i].says[variables[i].truth] for i in random.sample(chosen, len(chosen)))
         return self._document(state, [pairs[i] for i in chosen])
 
+    def questions(self, random: Random) -> Document:
+        """Sentences; then questions about them, each with its answer to be found in words."""
+        group = look_up(random)
+        pairs = [
+            (f" {v.ask}", self._tokenizer.encode(f" {v.options[answer]}"))
+            for v, answer in zip(group.variables, group.answers, strict=True)
+        ]
+        return self._document(group.state, pairs)
+
     def _document(self, text: str, pairs: Sequence[tuple[str, Sequence[int]]]) -> Document:
         prompt = self._chat.render([{"role": "user", "content": text}])
         ids, slots = [], []
@@ -79,6 +92,12 @@ class Drills:
             ids += [*before, *found]
             slots += [False] * len(before) + [True] * len(found)
         return Document(np.array([*prompt, *ids, self._tokenizer.end_id], dtype=np.int64), len(prompt), np.array(slots))
+
+
+def look_up(random: Random) -> Group:
+    """A few sentences and a question about each, with nothing to conclude."""
+    family = random.choice(list(FAMILIES))
+    return lookup(family, random.choice(_LOOKUP_SIZES), random, TRAINING, turned=_LOOKUP_TURNED)
 
 
 def _alike(random: Random) -> list[Variable]:

@@ -21,18 +21,16 @@ import numpy as np
 
 from fourleaf.decide.questions import Question, parse_request
 from fourleaf.decide.sheet import Printer
-from fourleaf.tasks.judgements.generator import FAMILIES, lookup, stream
+from fourleaf.tasks.judgements.generator import stream
 from fourleaf.tasks.judgements.group import Group
-from fourleaf.tasks.judgements.wording import TRAINING
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.data import Document, Source
+from fourleaf.train.drills import look_up
 
 _TURNED_SHARE = 0.5
 _QUESTIONS_PER_CALL = 2  # how a curriculum of calls reads here: at one call three questions, at six and more all eight
-_LOOKUP_SIZES = (2, 3, 4)
 _LOOKUP_SHARE = 0.4  # of the groups, with any number of calls but one: there all are look-ups
-_LOOKUP_TURNED = 0.25  # of its questions that ask for the opposite, the share that stays
 _JUDGED_SHARE = 0.5  # of the sheets: those with verdicts
 
 
@@ -46,7 +44,7 @@ def sheet_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
         share = 1.0 if max_calls == 1 else _LOOKUP_SHARE
         while True:
             for make in (press.together, press.alone):
-                yield from make(_lookup(random) if random.random() < share else next(groups), random)
+                yield from make(look_up(random) if random.random() < share else next(groups), random)
 
     return source
 
@@ -116,10 +114,6 @@ class _Press:
             made.append(token)
         assert not left, "every option has a line of its own, with a bullet"
         return made, hints
-
-
-def _lookup(random: Random) -> Group:
-    return lookup(random.choice(list(FAMILIES)), random.choice(_LOOKUP_SIZES), random, TRAINING, turned=_LOOKUP_TURNED)
 
 
 def _questions(group: Group) -> tuple[Question, ...]:
