@@ -33,9 +33,9 @@ def grammar(tokenizer):
     return compile_constraint(taught(tools, "json", ""), tokenizer)
 
 
-def first_refused(tokenizer, grammar, text: str) -> tuple[int | None, int]:
+def first_refused(tokenizer, grammar, text: str, asked: str) -> tuple[int | None, int]:
     """(the place of the first token that a mask rules out, None where the answer is whole; how many were forced)."""
-    matcher, row, num_forced = grammar.matcher(), 0, 0
+    matcher, row, num_forced = grammar.matcher(tokenizer.encode(asked)), 0, 0
     ids = [*tokenizer.encode_markup(text), tokenizer.end_id]
     while row < len(ids):
         forced = take_forced(matcher, len(ids))
@@ -52,18 +52,18 @@ def first_refused(tokenizer, grammar, text: str) -> tuple[int | None, int]:
     return None if matcher.ended else row, num_forced
 
 
-def is_taken(tokenizer, grammar, text: str) -> bool:
-    return first_refused(tokenizer, grammar, text)[0] is None
+def is_taken(tokenizer, grammar, text: str, asked: str = "Jo") -> bool:
+    return first_refused(tokenizer, grammar, text, asked)[0] is None
 
 
 def test_every_answer_of_training_and_of_the_test_sets_is_taken_token_for_token(tokenizer, grammar):
-    drawn = [answer_text(example) for example in islice(stream(31), 2_000)]
-    sets = [answer_text(example) for name in testsets.NAMES for example in testsets.build(name)]
-    answers = {*drawn, *sets, *(answer_text(example) for example in testsets.dev())}
+    sets = [example for name in testsets.NAMES for example in testsets.build(name)]
+    drawn = [*islice(stream(31), 2_000), *sets, *testsets.dev()]
+    answers = {answer_text(example): example.utterance for example in drawn}
     assert len(answers) > 2_000
     num_tokens = num_forced = 0
-    for answer in answers:
-        refused, forced = first_refused(tokenizer, grammar, answer)
+    for answer, utterance in answers.items():
+        refused, forced = first_refused(tokenizer, grammar, answer, utterance)
         assert refused is None, (answer, refused)
         num_tokens += len(tokenizer.encode_markup(answer)) + 1
         num_forced += forced
@@ -89,13 +89,15 @@ def test_every_answer_of_training_and_of_the_test_sets_is_taken_token_for_token(
 )
 def test_another_way_to_write_the_same_call_is_not_taken(tokenizer, grammar, changed):
     assert is_taken(tokenizer, grammar, WINDOW)
-    assert not is_taken(tokenizer, grammar, changed)
+    assert not is_taken(tokenizer, grammar, changed, "tell Jo a or a/b")
 
 
 @pytest.mark.parametrize("text", ['say "hi"', "back\\slash", "line\nbreak", "tab\tstop", "café", "日本語", "🚗"])
 def test_a_text_is_written_as_json_dumps_writes_it(tokenizer, grammar, text):
     call = {"name": "send_message", "arguments": {"name": "Jo", "text": text}}
-    assert is_taken(tokenizer, grammar, f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>")
+    written = f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+    assert is_taken(tokenizer, grammar, written, f"tell Jo {text}, please")
+    assert not is_taken(tokenizer, grammar, written, "tell Jo that I am late")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_what_was_never_taught_is_not_taken(tokenizer, grammar, wrong):
 
 
 def test_one_token_is_allowed_where_the_mask_of_all_says_so(tokenizer, grammar):
-    matcher = grammar.matcher()
+    matcher = grammar.matcher(tokenizer.encode("say hi to Jo"))
     for token in [*tokenizer.encode_markup(WINDOW + MESSAGE % "hi"), tokenizer.end_id]:
         mask = matcher.allowed()
         assert [matcher.allows(i) for i in range(len(mask))] == mask.tolist()

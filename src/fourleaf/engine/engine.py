@@ -195,7 +195,7 @@ class Engine:
         guide = None
         if (constraint := self._constraint(prompt_ids, params)) is not None:
             grammar = compile_constraint(constraint, self.tokenizer, config.vocab_size)
-            guide = Guide(grammar.matcher(), self.end_id)
+            guide = Guide(grammar.matcher(prompt_ids), self.end_id)
         pilot = Pilot(self._fleet, params) if params.mode == "auto" else None
         return Sequence(prompt_ids, params, limit, vocabulary, config.block_size or 1, observe, stops, guide, pilot)
 
@@ -217,7 +217,7 @@ class Engine:
     ) -> Infilling:
         matcher = None
         if params.constraint is not None:
-            matcher = compile_constraint(params.constraint, self.tokenizer, vocabulary.size).matcher()
+            matcher = compile_constraint(params.constraint, self.tokenizer, vocabulary.size).matcher(prompt_ids)
         check_fits(params.infill, len(prompt_ids), self.max_context, vocabulary, matcher)
         return Infilling(prompt_ids, params, vocabulary, self.model.config.block_size or 1, observe, matcher)
 

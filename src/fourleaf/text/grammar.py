@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from fourleaf.errors import ConfigError, RequestError
 from fourleaf.text.constraint import Constraint, Tools
+from fourleaf.text.copied import Asked, Copying, Words, copied_paths
 from fourleaf.text.ending import ending, takes
 from fourleaf.text.markup import XML_CLOSING, grammar_text
 from fourleaf.text.tokenizer import Tokenizer
@@ -63,6 +65,8 @@ class Grammar:
 
     def __init__(self, prototype: GrammarMatcher, constraint: Constraint) -> None:
         self._prototype = prototype
+        self._copied = copied_paths(constraint)
+        self._begins_open = constraint.kind == "json_schema" and constraint.reasoning == "none"
         if isinstance(constraint.value, Tools) and constraint.value.markup == "xml":
             prototype.closing = XML_CLOSING
         prototype.whole = prototype.ending(MAX_ENDING) or []
@@ -72,9 +76,14 @@ class Grammar:
     def reserve(self) -> int:
         return self._prototype.reserve
 
-    def matcher(self) -> GrammarMatcher:
-        """One at the start of an answer."""
-        return self._prototype.copy()
+    def matcher(self, prompt_ids: Sequence[int] = ()) -> GrammarMatcher:
+        """One at the start of an answer. prompt_ids: what the answer's copied text is copied from."""
+        matcher = self._prototype.copy()
+        if self._copied:
+            vocabulary = matcher.vocabulary
+            asked = Asked.of(prompt_ids, vocabulary.tokenizer)
+            matcher.copying = Copying(self._copied, asked, vocabulary.words, is_open=self._begins_open)
+        return matcher
 
 
 class GrammarMatcher:
@@ -82,8 +91,9 @@ class GrammarMatcher:
 
     def __init__(self, inner: Any, vocabulary: _Vocabulary, num_ids: int) -> None:
         self._inner = inner
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._num_ids = num_ids
+        self.copying: Copying | None = None
         self.reserve = 0
         self.closing = ""
         self.ended = False
@@ -98,36 +108,42 @@ class GrammarMatcher:
             return mask
         bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
         self._check()
-        size = min(self._num_ids, self._vocabulary.size)
+        size = min(self._num_ids, self.vocabulary.size)
         mask[:size] = np.unpackbits(bits, bitorder="little", count=size)
-        mask[self._vocabulary.end_id] = self.is_accepting  # also where nothing at all may follow
+        mask[self.vocabulary.end_id] = self.is_accepting  # also where nothing at all may follow
+        if self.copying is not None:
+            self.copying.narrow(mask)
         return mask
 
     def allows(self, token: int) -> bool:
         """Of one token, what `allowed` says of all, without a mask of the whole vocabulary."""
-        if token == self._vocabulary.end_id:
+        if token == self.vocabulary.end_id:
             return self.is_accepting
-        if self.ended or token >= self._vocabulary.size:
+        if self.ended or token >= self.vocabulary.size:
             return False
         bits = self._inner.compute_bitmask()
         self._check()
-        return bool(bits[token >> 3] >> (token & 7) & 1)
+        return bool(bits[token >> 3] >> (token & 7) & 1) and self._is_copied(token)
 
     def accepts(self, token: int) -> bool:
         """Whether `advance` may be called with this token. A run of forced text may be cut into tokens in any way
         here, while `allowed` names its canonical token alone."""
-        if token == self._vocabulary.end_id:
+        if token == self.vocabulary.end_id:
             return self.is_accepting
-        return not self.ended and token < self._vocabulary.size and self._inner.validate_tokens([token]) == 1
+        if self.ended or token >= self.vocabulary.size:
+            return False
+        return self._inner.validate_tokens([token]) == 1 and self._is_copied(token)
 
     def advance(self, token: int) -> None:
         """Takes the next token, which must be legal."""
         assert self.accepts(token), f"token {token} is not legal here"
-        if token == self._vocabulary.end_id:
+        if token == self.vocabulary.end_id:
             self.ended = True
             return
         self._inner.consume_token(token)
         self._check()
+        if self.copying is not None:
+            self.copying.advance(token)
         if self._plan and self._plan[0] == token:
             self._plan = self._plan[1:]
 
@@ -143,19 +159,21 @@ class GrammarMatcher:
             return []
         tokens = list(self._inner.compute_ff_tokens())
         if not tokens and self._inner.is_stopped() and self.is_accepting:
-            return [self._vocabulary.end_id]
+            return [self.vocabulary.end_id]
         return tokens
 
     def copy(self) -> GrammarMatcher:
         """An independent one in the same place."""
-        twin = GrammarMatcher(self._inner.deep_copy(), self._vocabulary, self._num_ids)
+        twin = GrammarMatcher(self._inner.deep_copy(), self.vocabulary, self._num_ids)
         twin.reserve, twin.closing, twin.ended = self.reserve, self.closing, self.ended
         twin.whole, twin._plan = self.whole, self._plan
+        twin.copying = None if self.copying is None else self.copying.copy()
         return twin
 
     def adopt(self, other: GrammarMatcher) -> None:
         """Goes to where another copy of the same one stands, which must not be used any more."""
         self._inner, self.ended, self._plan, self.reserve = other._inner, other.ended, other._plan, other.reserve
+        self.copying = other.copying
 
     def ending(self, limit: int, goal: Sequence[int] = ()) -> list[int] | None:
         """Tokens that bring the answer to its end token, few of them and at most `limit`; None where none were found.
@@ -166,19 +184,22 @@ class GrammarMatcher:
         on for long, it still ends the answer. The result is a function of the tokens so far and of the earlier calls.
         """
         if goal:
-            return ending(self, self._vocabulary.tokenizer, limit, goal, self.closing)
+            return ending(self, self.vocabulary.tokenizer, limit, goal, self.closing)
         if not self.is_accepting:
             for plan in (self._plan, self._plan[1:], self._plan[2:], *self._tails(limit)):
                 if plan and len(plan) <= limit and takes(self, plan):
                     self._plan = plan
                     return plan
-        found = ending(self, self._vocabulary.tokenizer, limit, (), self.closing)
+        found = ending(self, self.vocabulary.tokenizer, limit, (), self.closing)
         self._plan = found or self._plan
         return found
 
     def _tails(self, limit: int) -> Iterator[list[int]]:
         """What the shortest answer from the start ends with, the longest first."""
         yield from (self.whole[begin:] for begin in range(max(0, len(self.whole) - limit), len(self.whole)))
+
+    def _is_copied(self, token: int) -> bool:
+        return self.copying is None or self.copying.allows(token)
 
     def _check(self) -> None:
         if self._inner.is_error():
@@ -198,6 +219,10 @@ class _Vocabulary:
         self._tokens = llguidance.LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=tokenizer.end_id)
         self._grammars: OrderedDict[tuple[Constraint, int], Grammar] = OrderedDict()
         self._lock = threading.Lock()
+
+    @cached_property
+    def words(self) -> Words:
+        return Words(self.tokenizer)
 
     def grammar(self, constraint: Constraint, num_ids: int) -> Grammar:
         assert num_ids >= self.size, "the model has fewer ids than its tokenizer"
