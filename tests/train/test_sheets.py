@@ -73,23 +73,56 @@ def test_some_sheets_show_their_options_turned(documents, tokenizer):
     assert any("- yes:1A\n- no:1B" in text for text in texts)
 
 
+def _lines(document: Document, tokenizer) -> list[tuple[str, str]]:
+    """Each line of the prompt, and the hint behind it, which is all of the hints' tokens."""
+    lines, hints = [""], [""]
+    for position, token in enumerate(document.ids[: document.answer_start].tolist()):
+        text = tokenizer.decode([token])
+        if text == "\n":
+            lines.append("")
+            hints.append("")
+        elif position in document.hints:
+            hints[-1] += text
+        else:
+            lines[-1] += text
+    return list(zip(lines, hints, strict=True))
+
+
+def _answer(document: Document, tokenizer) -> set[str]:
+    text = tokenizer.decode(document.ids[document.answer_start : -1])
+    return {text[i : i + 2] for i in range(0, len(text), 2)}
+
+
 def test_verdicts_say_of_each_option_whether_it_is_the_answer(documents, tokenizer):
-    judged = [document for document in documents if document.hints]
-    assert 0.3 < len(judged) / len(documents) < 0.7
-    whole = 0
-    for document in judged:
-        said = [tokenizer.decode(document.ids[[position]]) for position in document.hints]
-        lines = tokenizer.decode(document.ids[: document.answer_start]).split("\n")
-        options = [line.rsplit(":", 1)[1] for line in lines if line.startswith("- ")]
-        ends = [option.split(" ") for option in options if " " in option]
-        assert [verdict[:2] for verdict in said] == [
-            f" {verdict[0]}"[: len(text)] for (_, verdict), text in zip(ends, said, strict=True)
-        ]
-        answer = tokenizer.decode(document.ids[document.answer_start : -1])
-        right = {answer[i : i + 2] for i in range(0, len(answer), 2)}
-        assert [verdict == "yes" for _, verdict in ends] == [label in right for label, _ in ends]
-        whole += len(ends) == len(options)
-    assert whole > len(judged) / 3
+    judged = whole = 0
+    for document in documents:
+        right = _answer(document, tokenizer)
+        options = [(line[-2:], hint) for line, hint in _lines(document, tokenizer) if line.startswith("- ")]
+        said = [(label, hint) for label, hint in options if hint]
+        assert all(hint == (" yes" if label in right else " no") for label, hint in said)
+        judged += bool(said)
+        whole += len(said) == len(options)
+    assert 0.3 < judged / len(documents) < 0.6
+    assert judged / 3 < whole < judged
+
+
+def test_words_say_of_each_question_what_its_answer_is(documents, tokenizer):
+    worded = 0
+    for document in documents:
+        right, lines = _answer(document, tokenizer), _lines(document, tokenizer)
+        told = {line[-2:]: line[2:-3] for line, _ in lines if line.startswith("- ") and line[-2:] in right}
+        for line, hint in lines:
+            if hint and not line.startswith("- "):
+                answer = next(text for label, text in told.items() if line.startswith(f"{label[0]}. "))
+                assert hint == f" {answer}"
+                worded += 1
+    assert worded > 30
+
+
+def test_lines_that_ask_for_nothing_have_no_hints(documents, tokenizer):
+    for document in documents:
+        for line, hint in _lines(document, tokenizer):
+            assert not hint or line.startswith("- ") or line[:3].endswith(". ")
 
 
 def test_a_sheet_without_its_verdicts_is_the_served_one(documents, tokenizer, chat):

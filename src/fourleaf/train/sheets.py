@@ -4,11 +4,11 @@ Both formats get the same number of groups, and of tokens too: a group asked one
 each on a sheet of its own, as fit into what the joint sheet of the group takes. In half of the sheets options are
 shown in a turned order, so that averaging over orders asks for nothing new.
 
-Three things get a small model off the plateau on which it answers by the commonest option (docs/log.md): drills
-(`drills.py`); look-ups, a few sentences and a question about each, with nothing to conclude; and verdicts, a yes or no
-behind an option which says whether it is the right one, and which causal rows learn as they learn an answer's tokens.
-A letter is one bit or two behind some forty tokens that must all be understood; verdicts are a bit for each option,
-right where its text ends.
+Four things get a small model off the plateau on which it answers by the commonest option (docs/log.md): drills
+(`drills.py`); look-ups, a few sentences and a question about each, with nothing to conclude; and hints, which causal
+rows learn as they learn an answer's tokens: the answer in words behind a question, and verdicts, a yes or no behind an
+option which says whether it is the right one. A letter is one bit or two behind some forty tokens that must all be
+understood; a hint says as much at once, right where a question or an option ends.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _TURNED_SHARE = 0.5
 _QUESTIONS_PER_CALL = 2  # how a curriculum of calls reads here: at one call three questions, at six and more all eight
 _LOOKUP_SHARE = 0.4  # of the groups, with any number of calls but one: there all are look-ups
 _JUDGED_SHARE = 0.5  # of the sheets: those with verdicts
+_WORDED_SHARE = 0.5  # of the sheets: those with answers in words
 
 
 def sheet_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
@@ -61,6 +62,7 @@ class _Press:
     """Makes documents of groups."""
 
     def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
         self._printer = Printer(tokenizer, chat, tokenizer.mask_id)
         self._end_id = tokenizer.end_id
         (self._newline,) = tokenizer.encode("\n")
@@ -91,29 +93,45 @@ class _Press:
         random: Random,
     ) -> Document:
         sheet = self._printer.sheet(state, questions, [_order(len(q.options), random) for q in questions])
-        prompt, hints = list(sheet.prompt), []
-        if random.random() < _JUDGED_SHARE:
-            share = 1.0 if random.random() < 0.5 else random.random()  # of the options
-            right = [
-                option == answer for slot, answer in zip(sheet.slots, answers, strict=True) for option in slot.order
-            ]
-            prompt, hints = self._judged(prompt, [is_right if random.random() < share else None for is_right in right])
+        verdicts, words = _some(_JUDGED_SHARE, random), _some(_WORDED_SHARE, random)
+        told = [
+            self._tokenizer.encode(f" {slot.question.options[answer].text}") if random.random() < words else []
+            for slot, answer in zip(sheet.slots, answers, strict=True)
+        ]
+        judged = [
+            self._verdicts[option == answer] if random.random() < verdicts else []
+            for slot, answer in zip(sheet.slots, answers, strict=True)
+            for option in slot.order
+        ]
+        prompt, hints = self._hinted(sheet.prompt, told, judged)
         ids = [*prompt, *self._printer.answer(sheet, answers), self._end_id]
         return Document(np.array(ids, dtype=np.int64), len(prompt), np.array(sheet.masked), tuple(hints))
 
-    def _judged(self, prompt: Sequence[int], verdicts: Sequence[bool | None]) -> tuple[list[int], list[int]]:
-        """The prompt with verdicts at the ends of its options' lines, and where they begin."""
-        made, hints, left = [], [], list(verdicts)
-        is_option = False
-        for before, token in zip((None, *prompt), prompt, strict=False):
-            if token == self._newline and is_option and (verdict := left.pop(0)) is not None:
-                hints.append(len(made))
-                made += self._verdicts[verdict]
-            if before == self._newline or token == self._newline:
-                is_option = before == self._newline and token == self._bullet
+    def _hinted(
+        self, prompt: Sequence[int], told: Sequence[list[int]], judged: Sequence[list[int]]
+    ) -> tuple[list[int], list[int]]:
+        """The prompt with hints at the ends of lines, and their positions. told: of each question; judged: of each
+        option."""
+        made: list[int] = []
+        hints: list[int] = []
+        of_questions, of_options = list(told), list(judged)
+        begins_option = False
+        for token, after in zip(prompt, (*prompt[1:], None), strict=True):
+            if token == self._newline:
+                hint = of_options.pop(0) if begins_option else of_questions.pop(0) if after == self._bullet else []
+                hints += range(len(made), len(made) + len(hint))
+                made += hint
+                begins_option = after == self._bullet
             made.append(token)
-        assert not left, "every option has a line of its own, with a bullet"
+        assert not of_questions and not of_options, "questions and options have lines of their own"
         return made, hints
+
+
+def _some(share: float, random: Random) -> float:
+    """How probable a hint is on a sheet: on `share` of the sheets all of them or a part."""
+    if random.random() >= share:
+        return 0.0
+    return 1.0 if random.random() < 0.5 else random.random()
 
 
 def _questions(group: Group) -> tuple[Question, ...]:
