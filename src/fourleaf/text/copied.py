@@ -5,7 +5,8 @@ A small model that copies by attention now and then drops a letter of a word tha
 prompt, it only has to find where they begin and end.
 
 A grammar is compiled once and knows no prompt, so this stands beside it: a reader of JSON, byte by byte, that knows
-where in the answer it is, and within a copied value at which places of the prompt the value may be.
+where in the answer it is, and within a copied value at which places of the prompt the value may be. Where all of these
+go on alike to the end of a word, the rest of the word is certain and need not be asked of the model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,6 +33,8 @@ Path = tuple[str | None, ...]  # keys from the outside in; None for an array
 _EDGE = "\0"
 _SPLIT = b"\xff"  # in no UTF-8: no value goes across what becomes of edges and other unprintable characters
 _SPACES = "\n\r\t"
+# What no tokenizer joins to a word before it: "don't" has tokens across its apostrophe.
+_BEHIND = frozenset({b"", _SPLIT, *(bytes([byte]) for byte in b" ,;:?!)")})
 _QUOTE, _BACKSLASH = b'"\\'
 _OPEN_OBJECT, _OPEN_ARRAY, _CLOSE_OBJECT, _CLOSE_ARRAY, _COLON, _COMMA = b"{[}]:,"
 # What words are made of, but for scripts that put no spaces between them: Thai to Khmer, ideographs and kana.
@@ -126,6 +129,7 @@ class Words:
     """A vocabulary as copying needs it: which tokens have these bytes, and which have a quote in them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.encode = tokenizer.encode
         self.bytes = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         self.ids: defaultdict[bytes, list[int]] = defaultdict(list)
         for token, word in enumerate(self.bytes):
@@ -143,7 +147,7 @@ class Words:
 class _Place:
     """Where in a JSON text. stack: of each open container its present key, "" before it, None for an array. said: the
     last string's bytes, or those of the one that is open. at: within a copied value, the offsets of what was asked at
-    which its next byte may stand. size: its bytes so far."""
+    which its next byte may stand. size: its bytes so far. word: its tokens since it could have ended last."""
 
     stack: list[str | None] = field(default_factory=list)
     said: bytes = b""
@@ -152,23 +156,54 @@ class _Place:
     tool: str = ""
     at: tuple[int, ...] | None = None
     size: int = 0
+    word: tuple[int, ...] = ()
 
     def copy(self) -> _Place:
-        return _Place(list(self.stack), self.said, self.in_string, self.is_escaped, self.tool, self.at, self.size)
+        return replace(self, stack=list(self.stack))
 
 
 class Copying:
-    """Follows one answer. `narrow` and `allows` say which tokens a copied value leaves; elsewhere they leave all."""
+    """Follows one answer. `narrow`, `allows`, `accepts` and `forced` are what the prompt adds to the matcher's methods;
+    outside copied values they leave everything as it is."""
 
     def __init__(self, paths: Mapping[str, frozenset[Path]], asked: Asked, words: Words, *, is_open: bool) -> None:
         """is_open: whether the answer begins with JSON; else a control token opens it."""
         self._paths, self._asked, self._words = paths, asked, words
         self._place = _Place() if is_open else None
+        self._sure: list[int] | None = None  # what `forced` found here
 
     def copy(self) -> Copying:
         twin = Copying(self._paths, self._asked, self._words, is_open=False)
         twin._place = None if self._place is None else self._place.copy()
+        twin._sure = self._sure
         return twin
+
+    def forced(self) -> list[int]:
+        """The tokens of the rest of the word, in the tokenizer's own division, where there is one way to go on."""
+        if self._sure is None:
+            self._sure = self._rest()
+        return self._sure
+
+    def _rest(self) -> list[int]:
+        place, asked, words = self._place, self._asked, self._words
+        if place is None or not place.at or not place.word:
+            return []
+        at, rest = place.at, bytearray()
+        while not any(asked.ends[offset] for offset in at):
+            following = {asked.text[offset] for offset in at if offset < len(asked.text)}
+            if len(following) != 1:
+                return []
+            rest += bytes(following)
+            at = tuple(offset + 1 for offset in at)
+        if not all(asked.text[offset : offset + 1] in _BEHIND for offset in at):
+            return []
+        whole = b"".join(words.bytes[token] for token in place.word) + rest
+        try:
+            divided = words.encode(whole.decode())
+        except UnicodeDecodeError:  # the word began inside a character
+            return []
+        num = len(place.word)
+        return divided[num:] if rest and tuple(divided[:num]) == place.word else []
 
     def narrow(self, mask: NDArray[np.bool_]) -> None:
         """Rules out in `mask` [Y], which the grammar gave, what is not copied."""
@@ -177,18 +212,24 @@ class Copying:
             return
         quoting = [token for token in words.quoting if mask[token]]
         if place.at is None:
-            mask[[token for token in quoting if not self.allows(token)]] = False
+            mask[[token for token in quoting if not self.accepts(token)]] = False
             return
-        found = [token for token in quoting if self.allows(token)]
-        for begin in place.at:
-            for end in range(begin + 1, min(begin + words.longest, len(self._asked.text)) + 1):
-                found += words.ids.get(self._asked.text[begin:end], ())
+        found = self.forced()[:1] or [token for token in quoting if self.accepts(token)]
+        if not self.forced():
+            for begin in place.at:
+                for end in range(begin + 1, min(begin + words.longest, len(self._asked.text)) + 1):
+                    found += words.ids.get(self._asked.text[begin:end], ())
         left = np.zeros_like(mask)
         left[found] = True
         mask &= left
 
     def allows(self, token: int) -> bool:
-        """Whether a token that the grammar allows is copied."""
+        """Of one token that the grammar allows, what `narrow` says of all."""
+        sure = self.forced()
+        return token == sure[0] if sure else self.accepts(token)
+
+    def accepts(self, token: int) -> bool:
+        """Whether a token that the grammar allows is copied, in whatever division of its word."""
         if self._place is None or token in self._words.special:
             return True
         if self._place.at is None and _QUOTE not in self._words.bytes[token]:
@@ -198,13 +239,16 @@ class Copying:
 
     def advance(self, token: int) -> None:
         """Takes the next token."""
+        self._sure = None
         if token in self._words.opening:
             self._place = _Place()
         elif token in self._words.closing:
             self._place = None
-        elif self._place is not None and token not in self._words.special:
+        elif (place := self._place) is not None and token not in self._words.special:
+            could_end = not place.size or any(self._asked.ends[offset] for offset in place.at or ())
             for byte in self._words.bytes[token]:
-                self._read(self._place, byte)
+                self._read(place, byte)
+            place.word = () if place.at is None or not place.size else (*(() if could_end else place.word), token)
 
     def _read(self, place: _Place, byte: int) -> bool:
         """Takes a byte; false where it is none that is copied."""

@@ -123,7 +123,9 @@ class GrammarMatcher:
             return False
         bits = self._inner.compute_bitmask()
         self._check()
-        return bool(bits[token >> 3] >> (token & 7) & 1) and self._is_copied(token)
+        if not bits[token >> 3] >> (token & 7) & 1:
+            return False
+        return self.copying is None or self.copying.allows(token)
 
     def accepts(self, token: int) -> bool:
         """Whether `advance` may be called with this token. A run of forced text may be cut into tokens in any way
@@ -132,7 +134,9 @@ class GrammarMatcher:
             return self.is_accepting
         if self.ended or token >= self.vocabulary.size:
             return False
-        return self._inner.validate_tokens([token]) == 1 and self._is_copied(token)
+        if self._inner.validate_tokens([token]) != 1:
+            return False
+        return self.copying is None or self.copying.accepts(token)
 
     def advance(self, token: int) -> None:
         """Takes the next token, which must be legal."""
@@ -158,6 +162,8 @@ class GrammarMatcher:
         if self.ended:
             return []
         tokens = list(self._inner.compute_ff_tokens())
+        if not tokens and self.copying is not None:
+            tokens = self.copying.forced()
         if not tokens and self._inner.is_stopped() and self.is_accepting:
             return [self.vocabulary.end_id]
         return tokens
@@ -197,9 +203,6 @@ class GrammarMatcher:
     def _tails(self, limit: int) -> Iterator[list[int]]:
         """What the shortest answer from the start ends with, the longest first."""
         yield from (self.whole[begin:] for begin in range(max(0, len(self.whole) - limit), len(self.whole)))
-
-    def _is_copied(self, token: int) -> bool:
-        return self.copying is None or self.copying.allows(token)
 
     def _check(self) -> None:
         if self._inner.is_error():
