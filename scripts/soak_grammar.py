@@ -249,7 +249,7 @@ def soak(
 
 def book_on(watch: Watch, grammar: Grammar) -> None:
     """Whoever asks this grammar for a matcher from now on, the engine too, gets a timed one."""
-    vars(grammar)["matcher"] = lambda: TimedMatcher(Grammar.matcher(grammar), watch)
+    vars(grammar)["matcher"] = lambda prompt_ids=(): TimedMatcher(Grammar.matcher(grammar, prompt_ids), watch)
 
 
 def cost(counts: Counter[str]) -> dict[str, float]:
