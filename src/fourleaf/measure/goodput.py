@@ -24,8 +24,8 @@ from fourleaf.measure.workloads import Workload
 
 CLIENTS = (1, 4, 16)
 LIMIT_S = 2.0  # a first block that comes later is no good
-SECONDS = 3.0
-_ROUNDS = 2  # windows of an arm, the arms in turn, so that none has all of a bad moment
+SECONDS = 4.0
+_ROUNDS = 4  # windows of an arm, the arms in turn, so that none has all of a bad moment
 
 Clock = Callable[[], float]
 
