@@ -50,7 +50,7 @@ eval: $(VENV)/.installed-run  ## Score the bundled model on its held-out sets
 bench: $(VENV)/.installed-bench  ## Measure the decode modes against each other and against transformers
 	$(BIN)/fourleaf bench $(ARGS)
 
-bench-peers: $(VENV)/.installed-all  ## Measure against llama.cpp and vLLM, same weights (installs them: an hour on one core)
+bench-peers: $(VENV)/.installed-all  ## Measure against llama.cpp and vLLM, same weights (installs them: some minutes)
 	-@$(MAKE) --no-print-directory -k $(PEERS:%=.peers/%/.installed)  # one that does not install is left out
 	$(BIN)/python scripts/bench_peers.py --json docs/runs/peers.json $(ARGS)
 
@@ -127,7 +127,5 @@ $(VENV)/.installed-all: $(NEEDS) | $(BIN)/python
 .clients/%/.installed: tests/clients/%/requirements.txt | $(BIN)/python
 	$(INSTALL_LOCK)
 
-# As above. llama.cpp is compiled (half an hour on one core) without the parts that its binding does not call.
-.peers/%/.installed: export CMAKE_ARGS = -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/scripts/peers/llama-cpp/lean.cmake
 .peers/%/.installed: scripts/peers/%/requirements.txt | $(BIN)/python
 	$(INSTALL_LOCK)
