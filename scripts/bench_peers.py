@@ -39,7 +39,8 @@ from fourleaf.measure.timing import TimedCore, core_of
 from fourleaf.measure.workloads import Workload, workload
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
-from fourleaf.tasks.cabin.schema import answer_text
+from fourleaf.train.data import Document
+from fourleaf.train.recipes import document
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -57,9 +58,11 @@ STAMP = ".installed"  # make leaves it in an environment that is whole
 OURS = ("ar", "draft", "diffuse", "auto")
 SET = "patterns"
 WAVES = (1, 8)
-# vLLM 0.32's attention on a CPU knows these sizes of heads, and its linear attention multiples of 32.
+# vLLM 0.32's attention on a CPU knows these sizes of heads, and its linear attention multiples of 32. In bf16 positions
+# turn 16 numbers at a time, whatever lies behind the last.
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 VLLM_STEP = 32
+VLLM_TURNED = 16
 # Texts whose whole distributions are compared: each is as many numbers a token as there are words.
 KEPT = 8
 MOST_WORDS = 4096
@@ -102,10 +105,11 @@ def attempts(name: str, folder: Path, eager: bool) -> Iterator[Attempt]:
         yield Attempt(f"keys and values of {size}, float32", {"path": str(wide.with_suffix(".gguf"))})
         return
     yield Attempt("as exported, float32", {"path": str(folder), "dtype": "float32", "eager": eager})
-    head = min(known for known in VLLM_HEADS if known >= head)
+    turned = VLLM_TURNED * math.ceil(widths.turned_of(raw) / VLLM_TURNED)
+    head = min(known for known in VLLM_HEADS if known >= head + turned - widths.turned_of(raw))
     size = VLLM_STEP * math.ceil(size / VLLM_STEP)
     wide = folder.with_name("for-vllm")
-    widths.widen(folder, wide, attention=head, delta=size)
+    widths.widen(folder, wide, attention=head, delta=size, turned=turned)
     for dtype in ("float32", "bfloat16"):
         asked = {"path": str(wide), "dtype": dtype, "eager": eager}
         yield Attempt(f"heads of {head}, keys and values of {size}, {dtype}", asked)
@@ -232,25 +236,23 @@ def rates(found: dict[str, list[Answers]], seed: int = 0) -> dict[str, dict[str,
     return made
 
 
-def texts_of(engine: Engine, work: Workload, count: int) -> list[list[int]]:
+def texts_of(engine: Engine, work: Workload, count: int) -> list[Document]:
     """Prompts with their right answers, as they are trained on."""
     assert work.examples is not None
-    examples = work.examples[:count]
-    answers = [[*engine.tokenizer.encode(answer_text(example)), engine.end_id] for example in examples]
-    return [prompt + answer for prompt, answer in zip(work.prompts, answers, strict=False)]
+    return [document(example, engine.tokenizer, engine.chat) for example in work.examples[:count]]
 
 
 def measured(asked: argparse.Namespace, engine: Engine, folder: Path) -> dict[str, Any]:
     """Everything that the page has of it. folder: an empty one, for weights in other forms."""
     params = GenerateParams(mode="ar", grammar=False, max_tokens=asked.max_tokens)
     work = workload(engine, SET, asked.prompts, params)
-    texts = texts_of(engine, work, asked.texts)
+    documents = texts_of(engine, work, asked.texts)
+    texts = [one.ids.tolist() for one in documents]
     room = 32 * math.ceil((max(map(len, [*texts, *work.prompts])) + asked.max_tokens) / 32)
     exported = folder / "exported"
     export_folder(asked.model, exported)
     reference = own_losses(load_model(exported, torch.float32), texts)
-    lengths = [(len(prompt), len(text)) for prompt, text in zip(work.prompts, texts, strict=False)]
-    is_answer = np.concatenate([np.arange(1, whole) >= prompt for prompt, whole in lengths])
+    is_answer = np.concatenate([np.arange(1, len(one.ids)) >= one.answer_start for one in documents])
     losses = {"fourleaf": beside(reference, reference, is_answer)}
     core = core_of(engine)
     runners = {mode: ours(engine, core, replace(params, **ARMS[mode])) for mode in OURS}

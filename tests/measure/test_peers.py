@@ -8,14 +8,17 @@ import script
 import torch
 from safetensors.torch import load_file, save_file
 
+from fourleaf.checkpoint.convert import export_folder
 from fourleaf.checkpoint.families import ar_family, read_config
 from fourleaf.checkpoint.files import load_model
 from fourleaf.checkpoint.gguf import GgufFile
+from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.request import GenerateParams
 from fourleaf.engine.score import score
 from fourleaf.errors import ConfigError
 from fourleaf.measure.specimen import specimen
 from fourleaf.measure.timing import core_of
+from fourleaf.measure.workloads import workload
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.transformer import Transformer
 
@@ -88,10 +91,13 @@ def surprises(folder: Path) -> np.ndarray:
     return np.array([one.logprob for one in found if one is not None])
 
 
-@pytest.mark.parametrize(("attention", "delta"), [(12, 8), (16, 8), (16, 16), (32, 64)])
-def test_wider_heads_say_the_same(attention, delta, folder, tmp_path):
-    raw = widths.widen(folder, tmp_path / "wide", attention=attention, delta=delta)
+@pytest.mark.parametrize(
+    ("attention", "delta", "turned"), [(12, 8, None), (16, 8, 6), (16, 16, 10), (32, 64, 16), (32, 8, 26)]
+)
+def test_wider_heads_say_the_same(attention, delta, turned, folder, tmp_path):
+    raw = widths.widen(folder, tmp_path / "wide", attention=attention, delta=delta, turned=turned)
     assert (raw["head_dim"], raw["linear_key_head_dim"], raw["linear_value_head_dim"]) == (attention, delta, delta)
+    assert raw["rope_parameters"]["partial_rotary_factor"] * attention == (turned or 6)
     assert np.abs(surprises(tmp_path / "wide") - surprises(folder)).max() < 1e-4
 
 
@@ -99,6 +105,12 @@ def test_heads_are_not_cut(folder, tmp_path):
     with pytest.raises(ConfigError, match="linear_key_head_dim is 8, which 6 numbers cannot hold"):
         widths.widen(folder, tmp_path / "wide", attention=12, delta=6)
     assert not (tmp_path / "wide").exists()
+
+
+@pytest.mark.parametrize(("attention", "turned"), [(12, 4), (12, 8), (16, 12)])
+def test_what_is_turned_and_what_is_not_is_not_cut(attention, turned, folder, tmp_path):
+    with pytest.raises(ConfigError, match=f"{turned} numbers of {attention} to turn, where 6 of 12 are turned"):
+        widths.widen(folder, tmp_path / "wide", attention=attention, delta=8, turned=turned)
 
 
 def test_a_written_gguf_reads_as_the_folder_it_was_made_from(folder, tmp_path):
@@ -186,10 +198,21 @@ def test_the_forms_offered_fit_what_each_peer_says_it_takes(folder, tmp_path):
     assert [one.load["dtype"] for one in forms] == ["float32", "float32", "bfloat16"]
     raw = json.loads((Path(forms[-1].load["path"]) / "config.json").read_text(encoding="utf-8"))
     assert (raw["head_dim"], raw["linear_key_head_dim"], raw["linear_value_head_dim"]) == (32, 32, 32)
+    assert widths.turned_of(raw) == 16
     files = [Path(one.load["path"]) for one in bench.attempts("llama-cpp", tmp_path / "exported", eager=True)]
     states = [GgufFile(file).value("qwen35.ssm.state_size") for file in files]
     assert states == [8, 8]
     assert [GgufFile(file).value("qwen35.ssm.inner_size") for file in files] == [24, 32]
+
+
+def test_texts_are_prompts_and_answers_as_they_were_learnt(tmp_path):
+    engine = Engine.load(bundled_path(), num_threads=1)
+    work = workload(engine, bench.SET, 2, GenerateParams(mode="ar"))
+    documents = bench.texts_of(engine, work, 2)
+    assert [one.ids[: one.answer_start].tolist() for one in documents] == work.prompts
+    export_folder(bundled_path(), tmp_path / "exported")
+    losses = bench.own_losses(load_model(tmp_path / "exported", torch.float32), [documents[0].ids.tolist()])[0]
+    assert -losses[documents[0].answer_start - 1 :].mean() < 1
 
 
 def test_losses_are_held_to_ours():

@@ -1,6 +1,10 @@
 """vLLM on a CPU: scores and continues token ids, by the steps of its engine.
 
 No token is forbidden, since vLLM would pay for that in each step; whether its answers are those of `ar` shows it.
+
+What vLLM imports for this architecture wants torchvision, for pictures that no text has. Where torchvision's compiled
+half does not load, because torch is of another index, its Python half asks in vain for two operators. Then these are
+declared; nothing calls them.
 """
 
 from __future__ import annotations
@@ -10,9 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-import vllm
 from peers.lines import serve, wave
+
+try:
+    import torchvision  # noqa: F401
+except RuntimeError:
+    _operators = torch.library.Library("torchvision", "DEF")  # kept: what it declares goes with it
+    for _name in ("nms", "qnms"):
+        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import vllm
+from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
 from vllm.sampling_params import RequestOutputKind
+
+# Known by its class, it is not imported once more in a process where nothing is declared.
+vllm.ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
 
 Prompts = Sequence[Sequence[int]]
 
