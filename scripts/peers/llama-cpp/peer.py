@@ -31,11 +31,13 @@ class Llama:
     """A model of a GGUF file with room for so many sequences."""
 
     def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def _open(self) -> None:
         """Loads the library. Raises OSError where it cannot be, and RuntimeError if it is of another build."""
         path = os.environ.get("LLAMA_CPP_LIB")
         self.origin = path or f"xllamacpp {version('xllamacpp')}"
         self.lib = ffi.dlopen(path or str(compiled()))
-        self.faults: list[str] = []
 
         @ffi.callback("void(enum ggml_log_level, const char *, void *)")
         def heard(level: int, text: Any, _: Any) -> None:
@@ -50,7 +52,9 @@ class Llama:
             raise RuntimeError(f"{self.origin} is no library of this binding's build: its parameters begin as {found}")
 
     def load(self, path: str, threads: int, room: int, together: int) -> dict[str, Any]:
-        """room: tokens of a sequence. Raises RuntimeError, in llama.cpp's words, for a file that it does not take."""
+        """room: tokens of a sequence. Raises RuntimeError, in llama.cpp's words, for a file that it does not take, and
+        what `_open` does."""
+        self._open()
         lib = self.lib
         lib.llama_backend_init()
         model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
