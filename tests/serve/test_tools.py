@@ -87,6 +87,18 @@ def test_what_an_sdk_makes_of_a_function_is_the_tool_that_allows_its_calls():
     assert offer(TOOLS, asked, "auto").tools == TOOLS, "the grammar is that of the tools as the model learnt them"
 
 
+def test_copied_text_may_be_left_unsaid_and_not_be_asked_for_beyond_the_own():
+    own = next(tool for tool in TOOLS if tool["function"]["name"] == "navigate")
+    for said in ({}, {"x-copied": False}, {"x-copied": True, "x-mine": 1}):
+        asked = copy.deepcopy(own)
+        asked["function"]["parameters"]["properties"]["destination"] = {"type": "string", **said}
+        assert offer([own], [asked], "auto").tools == [own]
+    plain = copy.deepcopy(own)
+    del plain["function"]["parameters"]["properties"]["destination"]["x-copied"]
+    with pytest.raises(RequestError, match="other parameters"):
+        offer([plain], [own], "auto")
+
+
 def test_an_unknown_tool_is_refused():
     with pytest.raises(RequestError, match=r"tools are fixed.*make_tea") as caught:
         offer(TOOLS, [TOOLS[0], OTHER], "auto")

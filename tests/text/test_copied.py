@@ -6,11 +6,15 @@ import re
 
 import numpy as np
 import pytest
+from tokenizers import normalizers, pre_tokenizers
 
+import fourleaf.text.tokenizer
+from fourleaf.diffusion.constraint import take
 from fourleaf.errors import RequestError
 from fourleaf.text.constraint import Constraint, Tool, Tools
-from fourleaf.text.copied import KEYWORD, copied_paths
+from fourleaf.text.copied import KEYWORD, Asked, copied_paths
 from fourleaf.text.grammar import compile_constraint
+from fourleaf.text.tokenizer import Tokenizer, train_tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -177,3 +181,150 @@ def test_nothing_is_copied_where_nothing_says_so():
     assert copied_paths(schema_of(a={"type": "string", KEYWORD: False})) == {}
     assert copied_paths(Constraint("regex", "a+")) == {}
     assert copied_paths(tools_of(PLAY)) == {"t0": {("arguments", "query")}}
+
+
+def walked(matcher, rng, most=60):
+    """Random legal tokens, each said of alike by all that can be asked; `matcher` stands behind them."""
+    tokens = []
+    while not matcher.ended and len(tokens) < most:
+        mask = matcher.allowed()
+        assert mask.any(), tokens
+        asked = [*np.flatnonzero(mask)[:40].tolist(), *rng.sample(range(len(mask)), 40)]
+        assert all(matcher.allows(i) == mask[i] for i in asked)
+        if forced := matcher.forced():
+            assert np.flatnonzero(mask).tolist() == forced[:1]
+        token = int(rng.choice(np.flatnonzero(mask)))
+        matcher.advance(token)
+        tokens.append(token)
+        if not matcher.copying.forced():
+            matcher.copying._sure = None  # what was kept from token to token is what is found anew
+            assert not matcher.copying.forced()
+    return tokens
+
+
+@pytest.mark.parametrize("asked", ["call Mia ", " \n\t ", "Mia \x00 Bo", "Mia \ufffd ", "Bo\u2028\u200d", "\u0301 "])
+def test_no_way_leads_to_spaces_that_nothing_follows(tokenizer, asked):
+    grammar = compile_constraint(schema_of(a=COPIED, b=COPIED), tokenizer)
+    for seed in range(5):
+        walked(grammar.matcher([*tokenizer.encode(asked), tokenizer.end_id]), random.Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts"),
+    [
+        ("cafe\u0301s", ["cafe", "cafe\u0301", "\u0301s", "s"]),
+        ("हिन्दी", ["ह", "हि", "दी"]),
+        ("می\u200cخواهم", ["می", "خواهم"]),
+        ("\U0001f468\u200d\U0001f469\U0001f3fb", ["\U0001f468", "\U0001f469", "\U0001f468\u200d"]),
+        ("\U0001f1e9\U0001f1ea", ["\U0001f1e9", "\U0001f1ea"]),
+        ("3\u00a0000", ["00"]),
+        ("سلام שלום", ["سل", "לום"]),
+        ("\ue000\uffff\U0010ffff", []),
+    ],
+)
+def test_a_character_stays_with_the_marks_and_joiners_behind_it(tokenizer, whole, parts):
+    for value, is_fine in ((whole, True), *((part, False) for part in parts)):
+        text = json.dumps({"a": value}, ensure_ascii=False)
+        assert is_taken(tokenizer, schema_of(a=COPIED), text, f"so {whole}, now") == is_fine, value
+
+
+@pytest.mark.parametrize("reasoning", ["none", "optional", "open"])
+def test_values_are_held_to_the_prompt_behind_a_thought_and_without_one(tokenizer, reasoning):
+    said = {"optional": ["", '<think>a "b": {"a": "green</think>'], "open": ['{"a": "green</think>'], "none": [""]}
+    constraint = Constraint("json_schema", schema_of(a=COPIED).value, reasoning)
+    for thought in said[reasoning]:
+        assert is_taken(tokenizer, constraint, thought + '{"a": "moon"}')
+        assert not is_taken(tokenizer, constraint, thought + '{"a": "green"}')
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_text_that_is_no_call_is_free_behind_a_thought(tokenizer, choice):
+    tools = Tools((Tool("t0", json.dumps(PLAY)),), choice)
+    free = 'so {"\\x": "{", "name": "t0", "arguments": {"query": "green"}}'
+    assert is_taken(tokenizer, Constraint("tools", tools, "open"), "well</think>" + free)
+
+
+def test_an_answer_in_a_format_beside_tools_is_held_to_the_prompt_too(tokenizer):
+    form = schema_of(name=COPIED, arguments=COPIED)
+    for choice in ("auto", "none"):
+        tools = Tools((Tool("t0", json.dumps(PLAY)), Tool("moon", json.dumps(PLAY))), choice, otherwise=form)
+        constraint = Constraint("tools", tools)
+        assert is_taken(tokenizer, constraint, '{"name": "moon", "arguments": "Blue"}')
+        assert not is_taken(tokenizer, constraint, '{"name": "t0", "arguments": "Blue"}')
+        assert not is_taken(tokenizer, constraint, '{"name": "moon", "arguments": "green"}')
+    call = '<tool_call>{"name": "t0", "arguments": {"query": "%s", "kind": "x"}}</tool_call>'
+    free = Constraint("tools", Tools((Tool("t0", json.dumps(PLAY)),), otherwise=form))
+    assert is_taken(tokenizer, free, call % "moon")
+    assert not is_taken(tokenizer, free, call % "green")
+
+
+def test_keys_that_look_like_a_call_or_like_nothing_are_keys(tokenizer):
+    inner = {"type": "object", "properties": {"name": {"type": "string"}, "": COPIED}, "required": ["name", ""]}
+    names = {"name": COPIED, "arguments": inner}
+    schema = {"type": "object", "properties": names, "required": list(names)}
+    call = '<tool_call>{"name": "t0", "arguments": {"name": "%s", "arguments": {"name": "%s", "": "%s"}}}</tool_call>'
+    assert is_taken(tokenizer, tools_of(schema), call % ("moon", "t1", "Play"))
+    assert not is_taken(tokenizer, tools_of(schema), call % ("t0", "t1", "Play"))
+    assert not is_taken(tokenizer, tools_of(schema), call % ("moon", "t1", "green"))
+
+
+def test_a_tool_that_cannot_be_called_is_no_reason_to_refuse(tokenizer):
+    offered = (Tool("t0", json.dumps(PLAY)), Tool("t1"))
+    for tools in (Tools(offered, "named", "t1", markup="xml"), Tools(offered, "none", markup="xml")):
+        assert copied_paths(Constraint("tools", tools)) == {}
+
+
+def test_the_prompt_is_read_once_and_only_for_a_copied_value(tokenizer, monkeypatch):
+    read, of = [], Asked.of
+    monkeypatch.setattr(Asked, "of", lambda *args: read.append(1) or of(*args))
+    matcher = compile_constraint(schema_of(free={"type": "string"}, a=COPIED), tokenizer).matcher(
+        tokenizer.encode(ASKED)
+    )
+    for token in tokenizer.encode('{"free": "any \\"thing\\"", "a"'):
+        matcher.allowed()
+        matcher.advance(token)
+    assert not read
+    twin = matcher.copy()
+    for one in (matcher, twin):
+        for token in tokenizer.encode(': "Blue moon"}'):
+            one.allowed()
+            one.advance(token)
+    assert len(read) == 1
+
+
+def test_an_answer_in_a_long_word_comes_to_its_end_in_time(tokenizer):
+    word = "".join(random.Random(1).choice("abcdefghijklmnop") for _ in range(320))
+    prompt = tokenizer.encode(f"send {word} or {word[:100]}x on")
+    grammar = compile_constraint(schema_of(a=COPIED), tokenizer)
+    wanted = tokenizer.encode(json.dumps({"a": word}))
+    for limit in (len(wanted) // 2, len(wanted) - 20, len(wanted) + 1):
+        matcher, tokens = grammar.matcher(prompt), []
+        while not matcher.ended and len(tokens) < limit:
+            mask = matcher.allowed()
+            token = (
+                wanted[len(tokens)] if len(tokens) < len(wanted) and mask[wanted[len(tokens)]] else int(mask.argmax())
+            )
+            tokens.append(take(matcher, token, limit - len(tokens), tokenizer.end_id))
+        assert matcher.ended, limit
+        assert json.loads(tokenizer.decode(tokens[:-1]))["a"] in ("", word)
+
+
+def test_a_tokenizer_that_joins_anything_and_one_that_normalises(tokenizer, corpus, monkeypatch):
+    joined = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    monkeypatch.setattr(fourleaf.text.tokenizer, "_pre_tokenizer", lambda: joined)
+    texts = [json.dumps({"a": text, "b": ["moon", text]}) for text in corpus[:300]]
+    wild = train_tokenizer(texts, 900)
+    assert sum(b'"' in wild.token_bytes(i) and len(wild.token_bytes(i)) > 3 for i in range(wild.vocab_size)) > 10
+    inner = type(wild._inner).from_str(tokenizer._inner.to_str())
+    inner.normalizer = normalizers.NFC()
+    asked = 'call "Mia" at the moon cafe\u0301 \\ or cafe\u0301\'s, b": ["c'
+    for one in (wild, Tokenizer(inner)):
+        prompt = [i for char in asked for i in one.encode(char)] if one is not wild else one.encode(asked)
+        grammar = compile_constraint(schema_of(a=COPIED, b={"type": "array", "items": COPIED}), one)
+        for seed in range(8):
+            walked(grammar.matcher(prompt), random.Random(seed))
+
+
+def test_an_id_without_text_in_a_prompt_is_nothing(tokenizer):
+    matcher = compile_constraint(schema_of(a=COPIED), tokenizer).matcher([tokenizer.vocab_size + 3])
+    walked(matcher, random.Random(0))

@@ -17,6 +17,7 @@ from typing import Any
 
 from fourleaf.errors import RequestError
 from fourleaf.tasks.cabin.schema import OUT_OF_SCOPE
+from fourleaf.text.copied import KEYWORD as COPIED
 from fourleaf.text.router import ContentDelta, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 DECLINED = OUT_OF_SCOPE
@@ -80,14 +81,15 @@ def _allows(asked: object, own: object) -> bool:
     """Whether a client's JSON schema allows all that the model's own does: then the model's calls are what it asks for.
 
     What only people read makes no difference, nor what SDKs leave unsaid: limits, and that there are no other
-    properties. A keyword that is said must be the own one's.
+    properties, nor keywords of others' (`x-…`). A keyword that is said must be the own one's.
     """
     if not isinstance(asked, dict) or not isinstance(own, dict):
         return asked == own
     mine, theirs = own.get("properties", {}), asked.get("properties", {})
     if not isinstance(theirs, dict) or theirs.keys() != mine.keys():
         return False
-    said = asked.keys() - {*_ANNOTATIONS, "properties"}
+    said = {key for key in asked.keys() - {*_ANNOTATIONS, "properties"} if not key.startswith("x-")}
+    said |= {COPIED} if asked.get(COPIED) else set()
     return all(_allows(theirs[name], mine[name]) for name in mine) and all(
         _allows_keyword(key, asked[key], own.get(key)) for key in said
     )

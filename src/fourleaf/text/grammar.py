@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,9 @@ class Grammar:
     def __init__(self, prototype: GrammarMatcher, constraint: Constraint) -> None:
         self._prototype = prototype
         self._copied = copied_paths(constraint)
-        self._begins_open = constraint.kind == "json_schema" and constraint.reasoning == "none"
+        self._begins_open = "" in self._copied and constraint.reasoning != "open"
+        if self._copied:
+            _ = prototype.vocabulary.words  # now, and not when the first answer is waited for
         if isinstance(constraint.value, Tools) and constraint.value.markup == "xml":
             prototype.closing = XML_CLOSING
         prototype.whole = prototype.ending(MAX_ENDING) or []
@@ -80,9 +82,10 @@ class Grammar:
         """One at the start of an answer. prompt_ids: what the answer's copied text is copied from."""
         matcher = self._prototype.copy()
         if self._copied:
-            vocabulary = matcher.vocabulary
-            asked = Asked.of(prompt_ids, vocabulary.tokenizer)
-            matcher.copying = Copying(self._copied, asked, vocabulary.words, is_open=self._begins_open)
+            words = matcher.vocabulary.words
+            # Once, and not before a copied value begins: most answers to a long prompt may never have one.
+            read_prompt = cache(lambda: Asked.of(prompt_ids, words))
+            matcher.copying = Copying(self._copied, words, read_prompt, is_open=self._begins_open)
         return matcher
 
 
@@ -94,11 +97,21 @@ class GrammarMatcher:
         self.vocabulary = vocabulary
         self._num_ids = num_ids
         self.copying: Copying | None = None
-        self.reserve = 0
+        self._reserve = 0
         self.closing = ""
         self.ended = False
         self.whole: list[int] = []  # the shortest whole answer that was found
         self._plan: list[int] = []  # an ending found at an earlier place; often it is still one
+
+    @property
+    def reserve(self) -> int:
+        """As in `Grammar`, and where a copied word may be longer than what that allows for, as much more."""
+        longest = 0 if self.copying is None or not self._reserve else self.copying.longest
+        return self._reserve + max(0, longest - SLACK)
+
+    @reserve.setter
+    def reserve(self, reserve: int) -> None:
+        self._reserve = reserve
 
     def allowed(self) -> NDArray[np.bool_]:
         """[Y] bool: the tokens that may come next; none behind the end token. Raises RequestError where the grammar
@@ -171,14 +184,14 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """An independent one in the same place."""
         twin = GrammarMatcher(self._inner.deep_copy(), self.vocabulary, self._num_ids)
-        twin.reserve, twin.closing, twin.ended = self.reserve, self.closing, self.ended
+        twin._reserve, twin.closing, twin.ended = self._reserve, self.closing, self.ended
         twin.whole, twin._plan = self.whole, self._plan
         twin.copying = None if self.copying is None else self.copying.copy()
         return twin
 
     def adopt(self, other: GrammarMatcher) -> None:
         """Goes to where another copy of the same one stands, which must not be used any more."""
-        self._inner, self.ended, self._plan, self.reserve = other._inner, other.ended, other._plan, other.reserve
+        self._inner, self.ended, self._plan, self._reserve = other._inner, other.ended, other._plan, other._reserve
         self.copying = other.copying
 
     def ending(self, limit: int, goal: Sequence[int] = ()) -> list[int] | None:
