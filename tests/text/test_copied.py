@@ -168,6 +168,10 @@ def test_without_a_prompt_only_the_empty_text_is_left(tokenizer):
         (schema_of(a={"type": "integer", KEYWORD: True}), r"properties\.a\.x-copied"),
         (schema_of(a={"type": "string", KEYWORD: "yes"}), r"properties\.a\.x-copied"),
         (schema_of(a={"anyOf": [COPIED, {"type": "null"}]}), r"properties\.a\.anyOf"),
+        (schema_of(a={"anyOf": [{**COPIED, KEYWORD: 1}, {"type": "null"}]}), r"properties\.a\.anyOf"),
+        (schema_of(a=COPIED, b={"$ref": "#/properties/a"}), r"#/properties/a"),
+        (schema_of(a=COPIED, b={"anyOf": [{"$ref": "#"}, {"type": "null"}]}), r'"\$ref": "#"'),
+        (schema_of(a={"type": "array", "prefixItems": [{"type": "string"}], "items": COPIED}), r"properties\.a\.items"),
         (tools_of(PLAY, markup="xml"), r"tools\[0\]\.function\.parameters"),
     ],
 )
@@ -180,6 +184,7 @@ def test_where_it_cannot_be_held_to_the_place_is_named(tokenizer, constraint, pl
 def test_nothing_is_copied_where_nothing_says_so():
     assert copied_paths(schema_of(a={"type": "string", KEYWORD: False})) == {}
     assert copied_paths(Constraint("regex", "a+")) == {}
+    assert copied_paths(schema_of(a={"enum": [{KEYWORD: True}], "examples": [{KEYWORD: True}]})) == {}
     assert copied_paths(tools_of(PLAY)) == {"t0": {("arguments", "query")}}
 
 
@@ -323,6 +328,12 @@ def test_a_tokenizer_that_joins_anything_and_one_that_normalises(tokenizer, corp
         grammar = compile_constraint(schema_of(a=COPIED, b={"type": "array", "items": COPIED}), one)
         for seed in range(8):
             walked(grammar.matcher(prompt), random.Random(seed))
+    # Composed, "e" and its mark are other bytes than those asked for.
+    matcher = compile_constraint(schema_of(a=COPIED), Tokenizer(inner)).matcher(prompt)
+    for token in tokenizer.encode('{"a": "caf'):
+        matcher.advance(token)
+    assert not matcher.forced()
+    assert matcher.accepts(tokenizer.encode("e")[0])
 
 
 def test_an_id_without_text_in_a_prompt_is_nothing(tokenizer):

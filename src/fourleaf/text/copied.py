@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fourleaf.errors import RequestError
 from fourleaf.text.constraint import Constraint, Tools
-from fourleaf.text.schema import ANNOTATIONS
+from fourleaf.text.schema import ANNOTATIONS, every_schema, resolve
 from fourleaf.text.tokenizer import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END, Tokenizer
 
 KEYWORD = "x-copied"
@@ -58,7 +58,7 @@ def copied_paths(constraint: Constraint) -> Mapping[str, frozenset[Path]]:
     value, found = constraint.value, {}
     if constraint.kind == "json_schema":
         assert isinstance(value, str)
-        found[""] = frozenset(_paths(json.loads(value), (), constraint.param))
+        found[""] = _all_paths(value, (), constraint.param)
     elif isinstance(value, Tools):
         if value.otherwise is not None:
             found = dict(copied_paths(value.otherwise))
@@ -66,11 +66,26 @@ def copied_paths(constraint: Constraint) -> Mapping[str, frozenset[Path]]:
             if value.choice == "none" or (value.choice == "named" and tool.name != value.name):
                 continue
             where = f"{constraint.param}[{i}].function.parameters"
-            paths = frozenset(_paths(json.loads(tool.schema), ("arguments",), where))
+            paths = _all_paths(tool.schema, ("arguments",), where)
             if paths and value.markup == "xml":
                 _refuse(where, "this model's call markup writes strings without quotes")
             found[tool.name] = paths
     return {name: paths for name, paths in found.items() if paths}
+
+
+def _all_paths(text: str, path: Path, where: str) -> frozenset[Path]:
+    root = json.loads(text)
+    paths = frozenset(_paths(root, path, where))
+    for node in every_schema(root):
+        if "$ref" in node and _has_copied(resolve(root, node["$ref"])):
+            _refuse(
+                where, f'"$ref": "{node["$ref"]}" leads to copied text, which is followed where it is written alone'
+            )
+    return paths
+
+
+def _has_copied(schema: Any) -> bool:
+    return any(node.get(KEYWORD) for node in every_schema(schema))
 
 
 def _paths(schema: Any, path: Path, where: str) -> Iterator[Path]:
@@ -87,9 +102,9 @@ def _paths(schema: Any, path: Path, where: str) -> Iterator[Path]:
         if key == "properties" and isinstance(inner, dict):
             for name, one in inner.items():
                 yield from _paths(one, (*path, name), f"{where}.properties.{name}")
-        elif key == "items":
+        elif key == "items" and "prefixItems" not in schema:
             yield from _paths(inner, (*path, None), f"{where}.items")
-        elif f'"{KEYWORD}": true' in json.dumps(inner):
+        elif key != KEYWORD and _has_copied({key: inner}):
             _refuse(f"{where}.{key}", f"{KEYWORD} is followed through properties and items alone")
 
 

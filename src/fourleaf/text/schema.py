@@ -132,7 +132,7 @@ def _below(key: str, value: Any, here: str) -> Iterator[tuple[str, Any]]:
 
 def _is_finite(root: Schema) -> bool:
     """Whether some finite value fits, as far as recursion decides it: a tree that must have a child has no end."""
-    nodes = list(_all(root))
+    nodes = list(every_schema(root))
     finite: set[int] = set()
     while True:
         found = {id(node) for node in nodes if id(node) not in finite and _has_value(node, root, finite)}
@@ -173,20 +173,20 @@ def _type_names(node: Schema) -> list[str]:
     return names if isinstance(names, list) else [names]
 
 
-def _all(schema: Any) -> Iterator[Schema]:
+def every_schema(schema: Any) -> Iterator[Schema]:
     """The schema and every schema below it."""
     if isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
             for _, inner in _below(key, value, key):
-                yield from _all(inner)
+                yield from every_schema(inner)
 
 
 def _may_close(root: Schema) -> bool:
     """Whether objects can be closed one by one: not where several schemas describe one object together."""
     return not any(
         "allOf" in node or (node.keys() & _APPLICATORS and node.keys() & _SHAPES) or len(node.keys() & _APPLICATORS) > 1
-        for node in _all(root)
+        for node in every_schema(root)
     )
 
 
