@@ -250,6 +250,24 @@ def test_an_ending_is_legal_from_wherever_an_answer_stands(tokenizer, constraint
             matcher.advance(token)
 
 
+@pytest.mark.parametrize("reasoning", ["optional", "open"])
+def test_an_answer_comes_to_its_end_before_a_thought_and_within_one(tokenizer, reasoning):
+    inner = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    schema = {"type": "object", "properties": {"b": {"type": "string"}, "c": inner}, "required": ["b", "c"]}
+    for constraint in (
+        Constraint("json_schema", json.dumps(schema), reasoning),
+        Constraint("tools", Tools((Tool("t", json.dumps(schema)),), "required"), reasoning),
+    ):
+        matcher = compile_constraint(constraint, tokenizer).matcher()
+        thought = "<think>" if reasoning == "optional" else ""
+        assert len(matcher.ending(80)) > 5
+        for token in tokenizer.encode_markup(thought + 'well, "a": {'):
+            matcher.advance(token)
+        found = matcher.ending(80)
+        assert found[0] == tokenizer.controls["</think>"]
+        assert "<think>" not in tokenizer.decode(found)
+
+
 def test_an_ending_leads_to_pinned_tokens_where_it_is_told_to(tokenizer):
     schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
     matcher = compile_constraint(Constraint("json_schema", json.dumps(schema)), tokenizer).matcher()

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fourleaf.text.tokenizer import Tokenizer
+from fourleaf.text.tokenizer import THINK, THINK_END, Tokenizer
 
 MAX_WIDTH = 6  # places that the second search keeps of each length
 LONG_RUN = 8  # times that one token is taken before a way out is searched for
@@ -150,8 +150,12 @@ def _steps(tokenizer: Tokenizer) -> _Steps:
         words = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         controls = tokenizer.special_ids
         single = {word: i for i, word in enumerate(words) if len(word) == 1 and i not in controls}
+        ranks = np.array([_rank(word, i in controls) for i, word in enumerate(words)], dtype=np.int64)
+        # A thought is ended at once, or not begun: within it everything else looks as closing and leads nowhere.
+        ranks[[tokenizer.controls[name] for name in (THINK_END,) if name in tokenizer.controls]] = 0
+        ranks[[tokenizer.controls[name] for name in (THINK,) if name in tokenizer.controls]] = ranks.max() + 1
         _known[tokenizer] = _Steps(
-            np.array([_rank(word, i in controls) for i, word in enumerate(words)], dtype=np.int64),
+            ranks,
             np.array([*sorted(controls), *(i for word, i in single.items() if word[0] < 128)], dtype=np.int64),
             np.array([i for word, i in single.items() if word[0] >= 128], dtype=np.int64),
             single,
