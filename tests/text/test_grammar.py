@@ -315,8 +315,10 @@ def test_the_cabins_answers_are_taken_as_they_are_trained_and_most_of_their_toke
     offered = tuple(Tool(function["name"], json.dumps(function["parameters"])) for function in functions)
     grammar = compile_constraint(Constraint("tools", Tools(offered)), tokenizer)
     num_tokens = num_forced = 0
-    for answer in random.Random(0).sample(corpus[1::2], 150):
-        ids, row, matcher = [*tokenizer.encode_markup(answer), tokenizer.end_id], 0, grammar.matcher()
+    pairs = list(zip(corpus[::2], corpus[1::2], strict=True))
+    for asked, answer in random.Random(0).sample(pairs, 150):
+        ids, row = [*tokenizer.encode_markup(answer), tokenizer.end_id], 0
+        matcher = grammar.matcher(tokenizer.encode(asked))
         while row < len(ids):
             forced = take_forced(matcher, len(ids))
             assert ids[row : row + len(forced)] == forced, answer

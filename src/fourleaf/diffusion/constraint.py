@@ -29,7 +29,13 @@ Choice = tuple[int, float]  # a token and its confidence
 class Matcher(Protocol):
     """Where an answer stands in its grammar. `text.grammar.GrammarMatcher` is one."""
 
-    reserve: int  # tokens before the limit from which on endings are watched; 0: an answer may be cut short
+    @property
+    def reserve(self) -> int:
+        """Tokens before the limit from which on endings are watched; 0: an answer may be cut short."""
+        ...
+
+    @reserve.setter
+    def reserve(self, value: int) -> None: ...
 
     @property
     def is_accepting(self) -> bool:
