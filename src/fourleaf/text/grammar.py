@@ -110,8 +110,8 @@ class GrammarMatcher:
         return self._reserve + max(0, longest - SLACK)
 
     @reserve.setter
-    def reserve(self, reserve: int) -> None:
-        self._reserve = reserve
+    def reserve(self, value: int) -> None:
+        self._reserve = value
 
     def allowed(self) -> NDArray[np.bool_]:
         """[Y] bool: the tokens that may come next; none behind the end token. Raises RequestError where the grammar
