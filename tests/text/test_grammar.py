@@ -264,6 +264,7 @@ def test_an_answer_comes_to_its_end_before_a_thought_and_within_one(tokenizer, r
         for token in tokenizer.encode_markup(thought + 'well, "a": {'):
             matcher.advance(token)
         found = matcher.ending(80)
+        assert found
         assert found[0] == tokenizer.controls["</think>"]
         assert "<think>" not in tokenizer.decode(found)
 
