@@ -162,7 +162,7 @@ def test_every_arm_meets_every_number_of_clients(engine, work):
     seen = []
     found = goodput.run(engine, work, seconds=0.05, clients=(1, 2), progress=lambda *at: seen.append(at))
     assert {n: list(arms) for n, arms in found.loads.items()} == {n: ["ar", "draft", "diffuse", "auto"] for n in (1, 2)}
-    assert len(seen) == 16, "two windows each"
+    assert len(seen) == 32, "four windows each"
     for arms in found.loads.values():
         for load in arms.values():
             assert load.forwards >= 2
