@@ -152,8 +152,10 @@ def _steps(tokenizer: Tokenizer) -> _Steps:
         single = {word: i for i, word in enumerate(words) if len(word) == 1 and i not in controls}
         ranks = np.array([_rank(word, i in controls) for i, word in enumerate(words)], dtype=np.int64)
         # A thought is ended at once, or not begun: within it everything else looks as closing and leads nowhere.
-        ranks[[tokenizer.controls[name] for name in (THINK_END,) if name in tokenizer.controls]] = 0
-        ranks[[tokenizer.controls[name] for name in (THINK,) if name in tokenizer.controls]] = ranks.max() + 1
+        if THINK_END in tokenizer.controls:
+            ranks[tokenizer.controls[THINK_END]] = 0
+        if THINK in tokenizer.controls:
+            ranks[tokenizer.controls[THINK]] = ranks.max() + 1
         _known[tokenizer] = _Steps(
             ranks,
             np.array([*sorted(controls), *(i for word, i in single.items() if word[0] < 128)], dtype=np.int64),

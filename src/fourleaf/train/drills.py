@@ -4,9 +4,9 @@
     - first:1B
     -> " first:1B third:1A"          -> " Tom: first Mia: third"
 
-Names to values, texts to labels, questions to what would be said in answer. A sheet asks for
-all of it one after the other and pays only for the end, so that a small model finds none; each alone it learns within
-some hundred thousand tokens, and sheets thereafter (docs/log.md).
+Names to values, texts to labels, questions to what would be said in answer. A sheet asks for all of it one after the
+other and pays only for the end, so that a small model finds none; each alone it learns within some hundred thousand
+tokens, and sheets thereafter (docs/log.md).
 """
 
 from __future__ import annotations
