@@ -10,7 +10,7 @@ import torch
 from fourleaf.decide.calibration import Temperatures
 from fourleaf.decide.canvas import averaged
 from fourleaf.decide.decider import Decider
-from fourleaf.decide.questions import InvalidDecisionError, rotations_of
+from fourleaf.decide.questions import InvalidDecisionError, Option, Question, rotations_of
 from fourleaf.errors import ContextLengthError, RequestError
 from fourleaf.model.work import Segments, Work
 
@@ -183,28 +183,26 @@ def test_rotations_average_option_orders_geometrically(decider, asked):
     np.testing.assert_allclose(decision.answers[1].p, expected / expected.sum(), rtol=0, atol=1e-9)
 
 
-def test_with_a_rotation_for_each_option_turned_options_change_nothing(decider, asked):
-    def choice(names):
-        return {"q": {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys(names)}}
-
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("rotations", [2, 3, 8])
+def test_with_rotations_the_order_of_a_choices_options_changes_no_bit(decider, asked, joint, rotations):
     names = ["eco", "sport", "off"]
-    for joint in (False, True):
-        found = []
-        for turn in range(3):
-            turned = names[turn:] + names[:turn]
-            answer = decider.decide(asked(choice(turned), x_rotations=3, x_joint=joint)).answers[0]
-            found.append([answer.p[turned.index(name)] for name in names])
-        np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-9)
-        np.testing.assert_allclose(found[2], found[0], rtol=0, atol=1e-9)
+    found = []
+    for order in permutations(names):
+        questions = {"q": {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys(order)}}
+        (answer,) = decider.decide(asked(questions, x_rotations=rotations, x_joint=joint)).answers
+        found.append({name: answer.p[order.index(name)] for name in names})
+    assert all(p == found[0] for p in found)
 
 
 def test_rotations_are_spread_evenly():
-    class _Four:
-        options = (1, 2, 3, 4)
+    def four(kind, names="dbca"):
+        return Question("q", kind, "Which?", tuple(Option(name, name) for name in names))
 
-    assert rotations_of(_Four, 1) == [(0, 1, 2, 3)]
-    assert rotations_of(_Four, 2) == [(0, 1, 2, 3), (2, 3, 0, 1)]
-    assert {order[0] for order in rotations_of(_Four, 8)} == {0, 1, 2, 3}
+    assert rotations_of(four("choice"), 1) == [(0, 1, 2, 3)]
+    assert rotations_of(four("choice"), 2) == [(3, 1, 2, 0), (2, 0, 3, 1)]
+    assert rotations_of(four("score"), 2) == [(0, 1, 2, 3), (2, 3, 0, 1)]
+    assert {order[0] for order in rotations_of(four("choice"), 8)} == {0, 1, 2, 3}
 
 
 def test_temperatures_change_probabilities_and_never_an_independent_answer(diffusing, asked):

@@ -86,7 +86,12 @@ class Temperatures:
 def tempered(log_p: Floats, temperature: float) -> Floats:
     """p^(1/T), renormalised, in logarithms."""
     scaled = np.maximum(log_p, _FLOOR) / temperature
-    return scaled - np.logaddexp.reduce(scaled)
+    return scaled - log_total(scaled)
+
+
+def log_total(log_p: Floats) -> float:
+    """The logarithm of the sum of [O] probabilities, the same to the bit in whatever order they are."""
+    return float(np.logaddexp.reduce(np.sort(log_p)))
 
 
 def fit(answers: Sequence[tuple[str, str, Floats, int]], about: Mapping[str, Any] | None = None) -> Temperatures:

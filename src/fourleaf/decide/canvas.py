@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fourleaf.decide.calibration import Floats, log_total
 from fourleaf.decide.labels import Letters
 from fourleaf.decide.sheet import Sheet, Slot
 from fourleaf.errors import NumericError
 from fourleaf.model.state import State
 from fourleaf.model.transformer import Transformer
 from fourleaf.model.work import Segments, Work
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def _by_option(slot: Slot, log_p: Floats, letters_mass: float) -> Reading:
     shown = np.array([log_p[place] for place in slot.places])
     found = np.empty(len(shown))
     found[list(slot.order)] = shown
-    total = np.logaddexp.reduce(found)
+    total = log_total(found)
     mass = float(np.exp(total)) if len(slot.rows) == 1 else letters_mass
     return Reading(found - total, min(1.0, mass))
 
@@ -183,7 +181,7 @@ def averaged(readings: Sequence[Reading]) -> Reading:
     if len(readings) == 1:
         return readings[0]
     mean = np.mean([np.maximum(r.log_p, -1e4) for r in readings], axis=0)
-    return Reading(mean - np.logaddexp.reduce(mean), float(np.mean([r.mass for r in readings])))
+    return Reading(mean - log_total(mean), float(np.mean([r.mass for r in readings])))
 
 
 @dataclass

@@ -307,8 +307,15 @@ def _criteria(given: Mapping[str, Any], loc: Loc, form: _Form, faults: list[Faul
 
 
 def rotations_of(question: Question, rotations: int) -> list[tuple[int, ...]]:
-    """Orders in which options are shown: the one given, then turned by equal steps, at most one for each option."""
+    """Orders in which options are shown, at most one for each option: the one given alone, or turns of one order.
+
+    Turns are by equal steps, of a choice's options sorted by their texts: however a request lists them, the same sheets
+    are read, and the answer is the same to the bit. No and yes, and a score's levels, have an order of their own.
+    """
     size = len(question.options)
     turns = min(rotations, size)
+    order = list(range(size))
+    if turns > 1 and question.type == CHOICE:
+        order.sort(key=lambda i: question.options[i].text)
     shifts = [math.floor(i * size / turns) for i in range(turns)]
-    return [tuple((i + shift) % size for i in range(size)) for shift in shifts]
+    return [tuple(order[(i + shift) % size] for i in range(size)) for shift in shifts]
