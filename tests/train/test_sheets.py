@@ -18,7 +18,7 @@ from fourleaf.train import heldout, recipes
 from fourleaf.train.config import TrainConfig
 from fourleaf.train.data import Document, batches, collate, mixed, num_rows
 from fourleaf.train.recipes import train_cabin
-from fourleaf.train.sheets import sheet_source
+from fourleaf.train.sheets import SAME, sheet_source
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,19 @@ def documents(tokenizer, chat) -> list[Document]:
     return list(islice(sheet_source(tokenizer, chat)(3, 8), 120))
 
 
+@pytest.fixture(scope="module")
+def asked(documents, tokenizer) -> list[Document]:
+    """Those that are asked for what their state says."""
+    return [document for document in documents if not _asked_again(document, tokenizer)]
+
+
 def _num_questions(document: Document) -> int:
     assert document.slots is not None
     return int(document.slots.sum())
+
+
+def _asked_again(document: Document, tokenizer) -> bool:
+    return SAME in tokenizer.decode(document.ids)
 
 
 def test_a_document_is_a_sheet_its_canvas_and_the_end_token(documents, tokenizer):
@@ -43,12 +53,33 @@ def test_a_document_is_a_sheet_its_canvas_and_the_end_token(documents, tokenizer
         expected = "".join(f"{n}{letter}" for n, letter in enumerate(text[1::2], 1))
         assert text == expected
         assert set(text[1::2]) <= set("ABCDEFG")
-        assert tokenizer.decode(answer[:-1][document.slots]) == text[1::2]
+        given = text[1] if _asked_again(document, tokenizer) else ""
+        assert given + tokenizer.decode(answer[:-1][document.slots]) == text[1::2]
 
 
-def test_both_formats_have_the_same_share_of_groups_and_about_the_same_of_tokens(documents):
-    together = [document for document in documents if _num_questions(document) > 1]
-    alone = [document for document in documents if _num_questions(document) == 1]
+def test_a_question_asked_again_has_one_answer_and_only_its_first_letter_tells_it(documents, tokenizer):
+    again = [document for document in documents if _asked_again(document, tokenizer)]
+    orders, letters = set(), set()
+    for document in again:
+        answer = tokenizer.decode(document.ids[document.answer_start : -1])
+        lines = tokenizer.decode(document.ids[: document.answer_start]).split("\n")
+        asked = {line.split(". ", 1)[1] for line in lines if line[0].isdigit()}
+        shown = {label: text for text, label in (line[2:].rsplit(":", 1) for line in lines if line.startswith("- "))}
+        assert len(asked) == 1
+        assert len({shown[answer[i : i + 2]] for i in range(0, len(answer), 2)}) == 1
+        assert document.slots is not None
+        assert document.slots.tolist() == [i % 2 == 1 and i > 1 for i in range(len(answer))]
+        assert not document.hints
+        orders.add(tuple(shown.values()))
+        letters.update(answer[3::2])
+    assert len(again) > 10
+    assert len(orders) > len(again) / 2
+    assert len(letters) > 2
+
+
+def test_both_formats_have_the_same_share_of_groups_and_about_the_same_of_tokens(asked):
+    together = [document for document in asked if _num_questions(document) > 1]
+    alone = [document for document in asked if _num_questions(document) == 1]
     ratio = sum(len(d.ids) for d in alone) / sum(len(d.ids) for d in together)
     assert 0.7 < ratio < 1.5
     states = {tuple(d.ids[:40].tolist()) for d in alone}

@@ -4,9 +4,10 @@
     - first:1B
     -> " first:1B third:1A"          -> " Tom: first Mia: third"
 
-Names to values, texts to labels, questions to what would be said in answer. A sheet asks for all of it one after the
-other and pays only for the end, so that a small model finds none; each alone it learns within some hundred thousand
-tokens, and sheets thereafter (docs/log.md).
+Names to values, texts to labels, labels back to texts, questions to what would be said in answer. A sheet asks for all
+of it one after the other and pays only for the end, so that a small model finds none; each alone it learns within some
+hundred thousand tokens, and sheets thereafter (docs/log.md). Labels to texts is what a canvas needs to read its own
+revealed letters.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.data import Document, Source
 
 _NAMED = ("ordering", "assignment", "budgets", "colouring")  # families that ask the same of several
-_MOST = 5
+_MOST, _MOST_QUESTIONS = 5, 3
 _LOOKUP_SIZES = (2, 3, 4)
 _LOOKUP_TURNED = 0.25  # of a look-up's questions that ask for the opposite, the share that stays
 _CANVAS = 32  # what does not fit is not asked
@@ -40,6 +41,7 @@ def drill_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
         random = Random(f"drills {seed}")
         while True:
             yield drills.labels(random)
+            yield drills.meanings(random)
             yield drills.values(random)
             yield drills.questions(random)
 
@@ -55,12 +57,20 @@ class Drills:
 
     def labels(self, random: Random) -> Document:
         """Options with labels as on a sheet; then the texts in another order, each with its label to be found."""
-        texts = list(dict.fromkeys(chain(*(v.values for v in _alike(random) + _alike(random)))))
-        texts = random.sample(texts, min(len(texts), random.randint(2, _MOST)))
-        number = random.randint(1, MAX_QUESTIONS)
+        texts, number = _texts(random), random.randint(1, MAX_QUESTIONS)
         lines = [f"- {text}:{number}{self._letters.text((i,))}" for i, text in enumerate(texts)]
         pairs = [(f" {text}:{number}", [self._letters.ids[i]]) for i, text in enumerate(texts)]
         return self._document("\n".join(lines), random.sample(pairs, len(pairs)))
+
+    def meanings(self, random: Random) -> Document:
+        """Options of a few questions with their labels; then some labels, each with its text to be found."""
+        lines, pairs = [], []
+        for number in sorted(random.sample(range(1, MAX_QUESTIONS + 1), random.randint(1, _MOST_QUESTIONS))):
+            for i, text in enumerate(_texts(random)):
+                label = f"{number}{self._letters.text((i,))}"
+                lines.append(f"- {text}:{label}")
+                pairs.append((f" {label}:", self._tokenizer.encode(f" {text}")))
+        return self._document("\n".join(lines), random.sample(pairs, min(len(pairs), _MOST)))
 
     def values(self, random: Random) -> Document:
         """Sentences; then their subjects in another order, each with its value to be found."""
@@ -104,6 +114,12 @@ def _alike(random: Random) -> list[Variable]:
     """The variables of a group that have the same values and a sentence for each."""
     variables, _ = FAMILIES[random.choice(_NAMED)](random.randint(MIN_QUESTIONS, MAX_QUESTIONS), random, TRAINING)
     return [v for v in variables if v.kind != NOUL and v.says]
+
+
+def _texts(random: Random) -> list[str]:
+    """Texts as options have them, no two alike."""
+    texts = list(dict.fromkeys(chain(*(v.values for v in _alike(random) + _alike(random)))))
+    return random.sample(texts, min(len(texts), random.randint(2, _MOST)))
 
 
 def _subjects(variables: Sequence[Variable]) -> list[str]:

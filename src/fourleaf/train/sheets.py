@@ -4,8 +4,9 @@ Both formats get the same number of groups, and of tokens too: a group asked one
 each on a sheet of its own, as fit into what the joint sheet of the group takes. In half of the sheets options are
 shown in a turned order, so that averaging over orders asks for nothing new.
 
-Four things get a small model off the plateau on which it answers by the commonest option (docs/log.md): drills
-(`drills.py`); look-ups, a few sentences and a question about each, with nothing to conclude; and hints, which causal
+Five things get a small model off the plateau on which it answers by the commonest option (docs/log.md): drills
+(`drills.py`); look-ups, a few sentences and a question about each, with nothing to conclude; a question that is asked
+again and again, with its first answer given, which only a look at the letter there can tell; and hints, which causal
 rows learn as they learn an answer's tokens: the answer in words behind a question, and verdicts, a yes or no behind an
 option which says whether it is the right one. A letter is one bit or two behind some forty tokens that must all be
 understood; a hint says as much at once, right where a question or an option ends.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -28,10 +30,14 @@ from fourleaf.text.tokenizer import Tokenizer
 from fourleaf.train.data import Document, Source
 from fourleaf.train.drills import look_up
 
+SAME = "The same is asked more than once."
 _TURNED_SHARE = 0.5
 _QUESTIONS_PER_CALL = 2  # how a curriculum of calls reads here: at one call three questions, at six and more all eight
 _LOOKUP_SHARE = 0.4  # of the groups, with any number of calls but one: there all are look-ups
 _JUDGED_SHARE = 0.5  # of the sheets: those with verdicts
+_AGAIN_SHARE = 0.5  # of pairs of sheets, together and alone, those that a question asked again follows
+_SAID = 2  # sentences, of other things
+_TIMES = (2, 3, 4)  # that it is asked
 _WORDED_SHARE = 0.5  # of the sheets: those with answers in words
 
 
@@ -46,6 +52,8 @@ def sheet_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
         while True:
             for make in (press.together, press.alone):
                 yield from make(look_up(random) if random.random() < share else next(groups), random)
+            if random.random() < _AGAIN_SHARE:
+                yield press.again(next(groups), random)
 
     return source
 
@@ -84,6 +92,19 @@ class _Press:
                 break
             made.append(document)
         return made
+
+    def again(self, group: Group, random: Random) -> Document:
+        """One of its questions several times, in other orders, the first of them answered; nothing else says how."""
+        asked, *others = random.sample(group.variables, len(group.variables))
+        facts = [v.says[v.truth] for v in others if v.says and v.says[v.truth]]
+        (question,), (answer,) = _questions(replace(group, variables=(asked,))), (asked.shown(asked.truth),)
+        times = random.choice(_TIMES)
+        orders = [tuple(random.sample(range(len(question.options)), len(question.options))) for _ in range(times)]
+        sheet = self._printer.sheet(" ".join([*facts[:_SAID], SAME]), [question] * times, orders)
+        ids = [*sheet.prompt, *self._printer.answer(sheet, [answer] * times), self._end_id]
+        asked_for = np.array(sheet.masked)
+        asked_for[list(sheet.slots[0].rows)] = False
+        return Document(np.array(ids, dtype=np.int64), len(sheet.prompt), asked_for)
 
     def _document(
         self,

@@ -12,10 +12,18 @@ from random import Random
 
 _TRAINING_NAMES = (
     "Mia", "Tom", "Ana", "Ben", "Lea", "Max", "Eva", "Jan", "Ida", "Leo", "Zoe", "Tim", "Amy", "Sam", "Kim", "Ron",
-    "Ada", "Finn", "Nina", "Paul", "Rosa", "Hugo", "Vera", "Otto",
+    "Ada", "Finn", "Nina", "Paul", "Rosa", "Hugo", "Vera", "Otto", "Lisa", "Mark", "Anna", "John", "Sara", "Peter",
+    "Clara", "Felix", "Julia", "David", "Hanna", "Oscar", "Laura", "Simon", "Greta", "Jonas", "Elena", "Bruno", "Alice",
+    "Frank", "Carla", "Henry", "Diana", "Viktor", "Paula", "Edgar", "Marta", "Ralph", "Sonja", "Derek", "Irene", "Lars",
+    "Helen", "Milan", "Judith", "Pablo", "Fiona", "Tobias", "Esther", "Colin", "Ruth", "Stefan", "Olga", "Walter",
+    "Yara", "Quentin", "Bianca", "Zach", "Ursula", "Kofi", "Priya", "Kenji", "Amina", "Ravi", "Chloe", "Dmitri",
 )  # fmt: skip
 _TEST_NAMES = ("Ella", "Noah", "Maya", "Luca", "Iris", "Owen", "Tara", "Emil", "Nora", "Karl", "Lina", "Theo")
-_TRAINING_PLACES = ("Ard", "Bell", "Corr", "Dunn", "Esk", "Fenn", "Gale", "Holm", "Isle", "Kern", "Lund", "Moor")
+_TRAINING_PLACES = (
+    "Ard", "Bell", "Corr", "Dunn", "Esk", "Fenn", "Gale", "Holm", "Isle", "Kern", "Lund", "Moor", "Ash", "Bray", "Clun",
+    "Dale", "Eden", "Firth", "Glen", "Hythe", "Ivel", "Jarrow", "Kyle", "Leith", "Marsh", "Ness", "Orme", "Pendle",
+    "Stroud", "Thame",
+)  # fmt: skip
 _TEST_PLACES = ("Oake", "Penn", "Quay", "Rook", "Sund", "Tarn", "Usk", "Vale", "Wick", "Yarm")
 
 
