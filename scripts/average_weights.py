@@ -1,43 +1,49 @@
-"""The mean of two checkpoints' weights, of which one was trained on from the other: often better than both.
+"""The weighted mean of checkpoints that were trained on from one another: often better than each of them.
 
-    python scripts/average_weights.py EARLIER LATER OUT [--share 0.5]
+    python scripts/average_weights.py NINTH ELEVENTH --out OUT
+    python scripts/average_weights.py NINTH ELEVENTH TWELFTH --shares 1 1 2 --out OUT
 
-OUT is a copy of LATER's folder with the mean in it; `share` is LATER's. Sums are made in fp32 and rounded once to the
-type of LATER's file. "Model soups" (Wortsman et al. 2022, arXiv:2203.05482) average fine-tuned weights in this way.
+OUT is a copy of the last folder with the mean in it, in bf16. Sums are made in fp32. "Model soups" (Wortsman et al.
+2022, arXiv:2203.05482) average fine-tuned weights in this way.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+import torch
 
-WEIGHTS = "model.safetensors"
+from fourleaf.checkpoint.files import load_model, save_model
 
 
-def average(earlier: Path, later: Path, out: Path, share: float) -> None:
-    """Writes `out`. Raises ValueError where the two do not have the same tensors."""
-    first, second = load_file(earlier / WEIGHTS), load_file(later / WEIGHTS)
-    if {name: x.shape for name, x in first.items()} != {name: x.shape for name, x in second.items()}:
-        raise ValueError(f"{earlier} and {later} do not have the same tensors")
-    mean = {name: ((1 - share) * first[name].float() + share * x.float()).to(x.dtype) for name, x in second.items()}
-    shutil.copytree(later, out, dirs_exist_ok=True)
-    with safe_open(later / WEIGHTS, "pt") as file:
-        save_file(mean, out / WEIGHTS, metadata=file.metadata())
+@torch.no_grad()
+def average(folders: Sequence[Path], shares: Sequence[float], out: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes `out`. shares: of each folder's weights, in any unit. Raises ValueError where configs differ."""
+    models = [load_model(folder) for folder in folders]
+    if len({str(model.config) for model in models}) > 1:
+        raise ValueError(f"{', '.join(map(str, folders))} do not have the same config")
+    each = [dict(model.named_tensors()) for model in models]
+    for name, x in each[-1].items():
+        weighted = [share * tensors[name] for share, tensors in zip(shares, each, strict=True)]
+        x.copy_(torch.stack(weighted).sum(0) / sum(shares))
+    shutil.copytree(folders[-1], out, dirs_exist_ok=True)
+    save_model(models[-1], out, dtype)
 
 
 def main() -> None:
     """Reads the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("earlier", type=Path)
-    parser.add_argument("later", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--shares", type=float, nargs="+", help="equal by default")
+    parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    average(asked.earlier, asked.later, asked.out, asked.share)
+    shares = asked.shares or [1.0] * len(asked.folders)
+    if len(shares) != len(asked.folders):
+        parser.error(f"{len(shares)} shares for {len(asked.folders)} folders; give one for each")
+    average(asked.folders, shares, asked.out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The script that averages two checkpoints' weights."""
+"""The script that averages checkpoints' weights."""
 
+import json
 import shutil
 
 import pytest
@@ -12,29 +13,37 @@ from fourleaf.engine.engine import Engine, bundled_path
 
 @pytest.fixture
 def folders(tmp_path):
-    for name in ("earlier", "later"):
-        shutil.copytree(bundled_path(), tmp_path / name)
-    weights = load_file(tmp_path / "later" / "model.safetensors")
-    changed = {name: x + (0.5 if x.ndim == 1 else 0) for name, x in weights.items()}
-    save_file(changed, tmp_path / "later" / "model.safetensors")
-    return tmp_path / "earlier", tmp_path / "later", tmp_path / "out"
+    made = [tmp_path / name for name in ("earlier", "later", "latest")]
+    for i, folder in enumerate(made):
+        shutil.copytree(bundled_path(), folder)
+        weights = load_file(folder / "model.safetensors")
+        save_file(
+            {name: x + (i / 2 if x.ndim == 1 else 0) for name, x in weights.items()}, folder / "model.safetensors"
+        )
+    return made
 
 
-def test_the_mean_lies_between_the_two_and_loads(folders):
-    earlier, later, out = folders
-    script.load("average_weights").average(earlier, later, out, 0.25)
-    first, second, mean = (load_file(folder / "model.safetensors") for folder in (earlier, later, out))
+def test_the_mean_lies_between_them_and_loads(folders, tmp_path):
+    out = tmp_path / "out"
+    script.load("average_weights").average(folders, [1, 1, 2], out)
+    *each, mean = (load_file(folder / "model.safetensors") for folder in (*folders, out))
     for name, x in mean.items():
-        expected = (0.75 * first[name].double() + 0.25 * second[name].double()).to(x.dtype)
-        torch.testing.assert_close(x, expected, rtol=0.01, atol=0)
-        assert x.dtype == second[name].dtype
-    assert Engine.load(out).model.config == Engine.load(earlier).model.config
+        first, second, third = (tensors[name].double() for tensors in each)
+        torch.testing.assert_close(x.double(), (first + second + 2 * third) / 4, rtol=0.01, atol=1e-6)
+        assert x.dtype == each[0][name].dtype
+    assert Engine.load(out).model.config == Engine.load(folders[0]).model.config
+    assert (out / "tokenizer.json").read_bytes() == (folders[0] / "tokenizer.json").read_bytes()
 
 
-def test_other_shapes_are_refused(folders):
-    earlier, later, out = folders
-    weights = load_file(later / "model.safetensors")
-    weights.pop(next(iter(weights)))
-    save_file(weights, later / "model.safetensors")
-    with pytest.raises(ValueError, match="same tensors"):
-        script.load("average_weights").average(earlier, later, out, 0.5)
+def test_of_itself_it_is_the_same_file(folders, tmp_path):
+    script.load("average_weights").average(folders[:1] * 2, [1, 3], tmp_path / "out")
+    first, second = (load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "out"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_another_shape_is_refused(folders, tmp_path):
+    config = json.loads((folders[1] / "config.json").read_text())
+    (folders[1] / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    with pytest.raises(ValueError, match="same config"):
+        script.load("average_weights").average(folders, [1, 1, 1], tmp_path / "out")
