@@ -1,18 +1,21 @@
-"""A server that can be poisoned, for `soak_load.py`: `fourleaf serve` with two hooks, and a count of what is left.
+"""A server that can be poisoned, for `soak_load.py`: `fourleaf serve` with three hooks, and a count of what is left.
 
     python scripts/poisoned_server.py                             # random weights in fp64
     python scripts/poisoned_server.py --checkpoint bundled
 
 A request whose seed is NAN_SEED gets logits that are no numbers, one whose seed is GRAMMAR_SEED a grammar that fails in
-mid-answer: what damaged weights and a bug of ours would do. Says where it listens on its first line, and when it has
-ended, as JSON on its last one, what its engine still holds.
+mid-answer: what damaged weights and a bug of ours would do. One whose seed is LEAK_SEED leaves LEAK_BYTES behind for
+good. Says where it listens on its first line, and when it has ended, as JSON on its last one, what its engine still
+holds. `/at-rest` says what it holds in memory when nobody is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,13 +25,15 @@ from fourleaf.checkpoint.tools import fixed_tools
 from fourleaf.engine import core, runner
 from fourleaf.engine.engine import Engine, bundled_path
 from fourleaf.engine.sequence import Sequence
+from fourleaf.measure.memory import settled
 from fourleaf.measure.specimen import specimen
 from fourleaf.serve import listener
 from fourleaf.serve.app import create_app
 from fourleaf.serve.settings import Settings
 from fourleaf.text.tokenizer import Tokenizer
 
-NAN_SEED, GRAMMAR_SEED = 666_001, 666_002
+NAN_SEED, GRAMMAR_SEED, LEAK_SEED = 666_001, 666_002, 666_003
+LEAK_BYTES = 2**20
 
 
 def spoil_logits() -> None:
@@ -66,6 +71,41 @@ def spoil_grammars(engine: Engine) -> None:
     engine.admit = admit  # type: ignore[method-assign]
 
 
+def spoil_ends(engine: Engine) -> None:
+    """From now on poisoned requests leave something behind."""
+    honest, kept = engine.admit, []
+
+    def admit(*given: Any, **named: Any) -> Sequence:
+        sequence = honest(*given, **named)
+        if sequence.params.seed == LEAK_SEED:
+            kept.append(b"x" * LEAK_BYTES)
+        return sequence
+
+    engine.admit = admit  # type: ignore[method-assign]
+
+
+def at_rest(engine: Engine) -> Callable[[], Awaitable[dict[str, float]]]:
+    """A route: waits until the engine has nothing to do, and says what the process holds then, in MiB.
+
+    pools: pages of keys and values that were ever written, used or not; they are never given back and end at the
+    cache's budget. snapshots: the cache's, within their own budget. own: all else, the libraries' files included, less
+    what the allocator has free: what a leak shows in.
+    """
+
+    async def route() -> dict[str, float]:
+        while engine.core.num_requests:
+            await asyncio.sleep(0.01)
+        found, snapshots = settled(), engine.core.cache.snapshots
+        num_bytes = 0 if snapshots is None else snapshots.num_bytes
+        own = found.resident - found.shared - num_bytes
+        return {
+            name: round(value / 2**20, 1)
+            for name, value in (("own", own), ("pools", found.shared), ("snapshots", num_bytes))
+        }
+
+    return route
+
+
 def left(engine: Engine) -> dict[str, int]:
     """What an engine without requests holds: all of it should be 0. Raises AssertionError where counts contradict."""
     cache = engine.core.cache
@@ -94,11 +134,13 @@ def main() -> None:
         engine = specimen(Tokenizer.from_file(folder / "tokenizer.json"), 0)
     spoil_logits()
     spoil_grammars(engine)
+    spoil_ends(engine)
     settings = Settings(max_waiting=chosen.max_waiting, drain_seconds=chosen.drain_seconds, can_manage=False)
     listener.set_up_log("none")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # when the listener has drained, it sends itself the signal again
     with listener.bind("127.0.0.1", 0) as bound:
         app = create_app(engine, fixed_tools=tools, settings=settings)
+        app.add_api_route("/at-rest", at_rest(engine))
         print(listener.url(bound), flush=True)
         listener.Listener(app, settings.drain_seconds).run(sockets=[bound])
     print(json.dumps(left(engine) | {"forwards": engine.core.num_forwards}), flush=True)

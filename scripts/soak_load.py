@@ -8,8 +8,14 @@ Requests go to every API, streamed and whole, in every mode, with tools, grammar
 Each must be answered to its end or told to come back (429). Poisoned ones (NaN logits, a grammar that fails in
 mid-answer, too long for the context, too large a body) must end alone, with the status that they deserve. Then the
 server is sent SIGTERM with the load on: what was started ends, what is new is refused, and the engine holds no request,
-page, snapshot or state. Memory of the server's process, less what its prefix cache holds, must be flat in runs of two
-minutes and more. Prints a report and appends it to a file with --report; the exit code is 1 if anything is wrong.
+page, snapshot or state.
+
+Again and again the load pauses, and the server's memory is read at rest: what is garbage collected, what the allocator
+has free given back, less the cache's pools and snapshots, which end at its budget. That must be flat in runs of two
+minutes and more. Memory under load is no measure: it rises in steps to what the busiest moment so far took, which is no
+leak, and hides one. `--leaking` shows that it is found: each round of poison leaves 1 MiB behind, and the run fails.
+
+Prints a report and appends it to a file with --report; the exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -24,18 +30,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from poisoned_server import GRAMMAR_SEED, NAN_SEED
+from poisoned_server import GRAMMAR_SEED, LEAK_SEED, NAN_SEED
 
 from fourleaf.measure.memory import growth
 
 LEAVING = 0.2  # of the streams
 GRACE = 1.0  # seconds around SIGTERM in which a request may fall on either side
 MIN_SECONDS = 120  # from which on memory is judged
+NUM_RESTS, MIN_RESTS = 24, 8  # in which it is read; and from which on it can be judged
+REST_EVERY = 4.0  # seconds at least
+MOST_GROWTH_MIB = 8  # between two rests half a run apart
 SAID = [
     "Open all windows.",
     "Play some jazz, and make it warmer in the back.",
@@ -87,11 +98,42 @@ def drawn(rng: random.Random, model: str, has_own_tools: bool) -> tuple[str, Bod
     return path, body
 
 
-def poisons(model: str) -> list[tuple[str, str, Any, tuple[int, ...]]]:
+class Gate:
+    """Where whoever asks waits while it is closed; `async with` it around each request."""
+
+    def __init__(self) -> None:
+        self._open, self._empty, self._num_inside = asyncio.Event(), asyncio.Event(), 0
+        self._open.set()
+        self._empty.set()
+
+    async def __aenter__(self) -> None:
+        await self._open.wait()
+        self._num_inside += 1
+        self._empty.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._num_inside -= 1
+        if not self._num_inside:
+            self._empty.set()
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncGenerator[None]:
+        """Lets nobody in, and begins when all who were inside have gone."""
+        self._open.clear()
+        try:
+            await self._empty.wait()
+            yield
+        finally:
+            self._open.set()
+
+
+def poisons(model: str, is_leaking: bool) -> list[tuple[str, str, Any, tuple[int, ...]]]:
     """(what it is, path, body, statuses that it deserves); a body in bytes is sent as it is."""
     said = [{"role": "user", "content": "Hello."}]
     body: Body = {"model": model, "messages": said, "max_tokens": 30}
+    leak = [("leak", "chat/completions", body | {"seed": LEAK_SEED}, (200,))] if is_leaking else []
     return [
+        *leak,
         ("NaN", "chat/completions", body | {"seed": NAN_SEED}, (500,)),
         ("grammar", "chat/completions", body | {"seed": GRAMMAR_SEED, "response_format": FORMAT}, (500,)),
         ("over-long", "chat/completions", body | {"messages": [{"role": "user", "content": "a b " * 40_000}]}, (400,)),
@@ -107,32 +149,36 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of whole answers
     first: list[float] = field(default_factory=list)  # to a stream's second event, the first that the engine gave
-    resident_mib: list[int] = field(default_factory=list)  # less what the prefix cache holds
+    at_rest: list[dict[str, float]] = field(default_factory=list)  # MiB: own, pools, snapshots
+    most_mib: float = 0.0  # that the server held in all, under load
     stopped_at: float = float("inf")
 
 
 class Client:
-    """One connection after the other, until told to stop."""
+    """One connection after the other, until a little after the server was told to stop."""
 
-    def __init__(self, url: str, model: str, has_own_tools: bool, report: Report) -> None:
+    def __init__(self, url: str, model: str, has_own_tools: bool, report: Report, gate: Gate) -> None:
         self._url, self._model, self._has_own_tools, self._report = url, model, has_own_tools, report
+        self._gate = gate
 
-    async def run(self, seed: int, until: float) -> None:
-        """Asks until the clock says `until`."""
+    async def run(self, seed: int) -> None:
+        """Asks, one request after the other."""
         rng = random.Random(seed)
         timeout = httpx2.Timeout(300, connect=60)
         async with httpx2.AsyncClient(base_url=f"{self._url}/v1", timeout=timeout) as http:
-            while (began := time.monotonic()) < until:
+            while time.monotonic() < self._report.stopped_at + 3 * GRACE:
                 path, body = drawn(rng, self._model, self._has_own_tools)
                 leaves = bool(body.get("stream")) and rng.random() < LEAVING
-                try:
-                    await self._ask(http, path, body, leaves)
-                except httpx2.TransportError as error:
-                    if began < self._report.stopped_at - GRACE:
-                        self._report.wrong.append(f"{path} {body}: {error!r}")
-                        continue
-                    self._report.counts["refused after SIGTERM"] += 1
-                    await asyncio.sleep(0.2)
+                async with self._gate:
+                    began = time.monotonic()
+                    try:
+                        await self._ask(http, path, body, leaves)
+                    except httpx2.TransportError as error:
+                        if began < self._report.stopped_at - GRACE:
+                            self._report.wrong.append(f"{path} {body}: {error!r}")
+                            continue
+                        self._report.counts["refused after SIGTERM"] += 1
+                        await asyncio.sleep(0.2)
 
     async def _ask(self, http: httpx2.AsyncClient, path: str, body: Body, leaves: bool) -> None:
         report, began = self._report, time.monotonic()
@@ -186,14 +232,15 @@ def faults(body: Body, text: str) -> list[str]:
     return found
 
 
-async def poison(url: str, model: str, report: Report, until: float) -> None:
-    """Sends each poison again and again."""
+async def poison(url: str, given: list[tuple[str, str, Any, tuple[int, ...]]], report: Report, gate: Gate) -> None:
+    """Sends each poison again and again, until the server was told to stop."""
     async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=300) as http:
-        while time.monotonic() < until:
-            for name, path, body, deserved in poisons(model):
+        while report.stopped_at == float("inf"):
+            for name, path, body, deserved in given:
                 sent = body if isinstance(body, bytes) else json.dumps(body).encode()
                 try:
-                    status = (await http.post(path, content=sent)).status_code
+                    async with gate:
+                        status = (await http.post(path, content=sent)).status_code
                 except httpx2.TransportError:  # the server may hang up on a body that it does not want
                     status = 413 if name == "too large" else 0
                 if status not in (*deserved, 429) and report.stopped_at == float("inf"):
@@ -202,12 +249,26 @@ async def poison(url: str, model: str, report: Report, until: float) -> None:
             await asyncio.sleep(0.5)
 
 
-async def resident_mib(http: httpx2.AsyncClient, url: str) -> int:
-    """The server's, less what its prefix cache holds; 0 where the system does not say."""
-    lines = (await http.get(f"{url}/metrics")).text.splitlines()
+async def resident_mib(http: httpx2.AsyncClient) -> float:
+    """The server's, of all kinds; 0 where the system does not say."""
+    lines = (await http.get("metrics")).text.splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    resident, cache = (float(found.get(f"fourleaf_{name}_bytes", 0)) for name in ("resident", "cache"))
-    return max(0, round((resident - cache) / 2**20))
+    return round(float(found.get("fourleaf_resident_bytes", 0)) / 2**20, 1)
+
+
+async def watch(url: str, seconds: float, report: Report, gate: Gate) -> None:
+    """Reads the server's memory for so long, under load and at rest."""
+    began, every = time.monotonic(), max(REST_EVERY, seconds / NUM_RESTS)
+    due = began + every
+    async with httpx2.AsyncClient(base_url=url, timeout=120) as http:
+        while (now := time.monotonic()) < began + seconds:
+            await asyncio.sleep(min(1.0, seconds / 20))
+            report.most_mib = max(report.most_mib, await resident_mib(http))
+            if sys.platform == "linux" and now >= due:
+                async with gate.closed():
+                    report.at_rest.append((await http.get("at-rest")).raise_for_status().json())
+                due = time.monotonic() + every
+    await asyncio.sleep(2 * GRACE)  # a rest may have been the last thing: SIGTERM meets load
 
 
 async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespace, report: Report) -> None:
@@ -216,16 +277,14 @@ async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespa
     waiting = httpx2.AsyncHTTPTransport(retries=12)
     async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=60, transport=waiting) as http:
         card = (await http.get("capabilities")).json()["data"][0]
-    model, began = card["id"], time.monotonic()
-    until = began + chosen.seconds
-    client = Client(url, model, card["tools"] == "fixed", report)
-    tasks = [asyncio.create_task(client.run(chosen.seed + i, until + 3 * GRACE)) for i in range(chosen.connections)]
-    tasks.append(asyncio.create_task(poison(url, model, report, until - GRACE)))
-    async with httpx2.AsyncClient(timeout=60) as http:
-        while time.monotonic() < until:
-            await asyncio.sleep(min(1.0, chosen.seconds / 20))
-            report.resident_mib.append(await resident_mib(http, url))
-    report.stopped_at = time.monotonic()
+    gate = Gate()
+    client = Client(url, card["id"], card["tools"] == "fixed", report, gate)
+    tasks = [asyncio.create_task(client.run(chosen.seed + i)) for i in range(chosen.connections)]
+    tasks.append(asyncio.create_task(poison(url, poisons(card["id"], chosen.leaking), report, gate)))
+    try:
+        await watch(url, chosen.seconds, report, gate)
+    finally:
+        report.stopped_at = time.monotonic()
     server.send_signal(signal.SIGTERM)
     for fault in await asyncio.gather(*tasks, return_exceptions=True):
         if fault is not None:
@@ -235,6 +294,16 @@ async def load(server: subprocess.Popen[str], url: str, chosen: argparse.Namespa
 def percentile(values: list[float], share: float) -> float:
     """By the nearest rank; 0 of none."""
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 3) if values else 0.0
+
+
+def growing(at_rest: list[float]) -> list[str]:
+    """What is wrong with the server's own memory at its rests, in MiB."""
+    if len(at_rest) < MIN_RESTS:
+        return [
+            f"the server was at rest {len(at_rest)} times, {MIN_RESTS} would say whether it leaks: run it for longer"
+        ]
+    found = growth(at_rest, share=0.0, least=MOST_GROWTH_MIB)
+    return [found] if found else []
 
 
 def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
@@ -254,8 +323,8 @@ def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         finally:
             server.kill()
     report.wrong += [f"{number} {name} are left" for name, number in held.items() if number and name != "forwards"]
-    if chosen.seconds >= MIN_SECONDS and (growing := growth(report.resident_mib)):
-        report.wrong.append(growing)
+    if chosen.seconds >= MIN_SECONDS and sys.platform == "linux":
+        report.wrong += growing([found["own"] for found in report.at_rest])
     if not report.counts["left in mid-stream"] or not report.counts["refused after SIGTERM"]:
         report.wrong.append("nobody left in mid-stream, or nobody was refused: the run was too short to say anything")
     return report, held
@@ -270,6 +339,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random weights without one")
     parser.add_argument("--loud", action="store_true", help="show what the server says, poison's tracebacks included")
+    parser.add_argument("--leaking", action="store_true", help="poison leaks, and the run must fail")
     parser.add_argument("--report", type=Path, help="a JSONL file to which the figures are appended")
     chosen = parser.parse_args()
     chosen.seconds = chosen.seconds or 60 * chosen.minutes
@@ -279,7 +349,8 @@ def main() -> int:
         "seconds": chosen.seconds, "connections": chosen.connections, "answers": len(report.seconds),
         "p50": percentile(report.seconds, 0.5), "p95": percentile(report.seconds, 0.95),
         "p95_first": percentile(report.first, 0.95), "left": held,
-        "resident_mib": report.resident_mib[:: max(1, len(report.resident_mib) // 10)],
+        "most_mib": report.most_mib,
+        **{f"{name}_mib": [found[name] for found in report.at_rest] for name in ("own", "pools", "snapshots")},
         **dict(sorted(report.counts.items())),
     }  # fmt: skip
     for name, value in row.items():

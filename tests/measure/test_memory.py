@@ -8,7 +8,7 @@ import torch
 
 from fourleaf.errors import ConfigError
 from fourleaf.measure import memory as measuring
-from fourleaf.measure.memory import growth, memory, reset_peak
+from fourleaf.measure.memory import growth, memory, reset_peak, settled
 
 MB = 1_000_000
 
@@ -38,6 +38,7 @@ def test_pages_mapped_from_nothing_are_its_own():
         pages.write(bytes(30 * MB))
         after = memory() - before
     assert 25 * MB < after.anonymous < 75 * MB  # the bytes that were written too, perhaps
+    assert 25 * MB < after.shared < 35 * MB
     assert after.mapped < 10 * MB
 
 
@@ -48,6 +49,19 @@ def test_the_peak_counts_what_is_gone_until_it_is_reset():
     assert (memory() - before).peak > 70 * MB
     reset_peak()
     assert (memory() - before).peak < 40 * MB
+
+
+def test_a_settled_process_has_neither_garbage_nor_holes():
+    before = settled()
+    rings = []
+    for _ in range(200):
+        ring = [bytes(60_000), bytearray(60_000)]
+        ring.append(ring)  # freed by a collection alone
+        rings.append(ring)
+    kept, rings, ring = [pair[0] for pair in rings[::50]], [], []
+    after = settled() - before
+    assert after.anonymous < 8 * MB
+    assert len(kept) == 4
 
 
 def test_a_system_without_proc_is_named(monkeypatch, tmp_path):
@@ -61,3 +75,5 @@ def test_memory_that_grows_all_along_is_not_flat_and_memory_that_comes_in_first_
     assert growth(steady) is None
     assert growth([300 + 2 * i for i in range(40)]) == "resident memory grew from 329 to 369 MiB"
     assert growth([2000 + 2 * i for i in range(40)]) is None  # by 2%
+    assert growth([2000 + 2 * i for i in range(40)], share=0.0, least=39) is not None
+    assert growth([2000 + 2 * i for i in range(40)], share=0.0, least=40) is None

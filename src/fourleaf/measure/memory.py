@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fourleaf.checkpoint.heap import trim
 from fourleaf.errors import ConfigError
 
 _STATUS = Path("/proc/self/status")
@@ -20,13 +22,14 @@ _MAX_GROWTH, _MIN_GROWTH_MIB = 0.05, 24
 class Memory:
     """Bytes, and faults counted from the start of the process.
 
-    anonymous: memory of its own (RssAnon, and RssShmem where the engine's pages lie), which only swap could take
-    away. mapped: pages of files (RssFile), which the system takes back when it needs them and reads again. swapped:
-    what it has put out (VmSwap). peak: the most that both were together since `reset_peak` (VmHWM). major_faults:
-    pages that had to come from the disk.
+    anonymous: memory of its own (RssAnon and RssShmem), which only swap could take away. shared: of it, RssShmem, where
+    the engine's pages lie. mapped: pages of files (RssFile), which the system takes back when it needs them and reads
+    again. swapped: what it has put out (VmSwap). peak: the most that both were together since `reset_peak` (VmHWM).
+    major_faults: pages that had to come from the disk.
     """
 
     anonymous: int
+    shared: int
     mapped: int
     swapped: int
     peak: int
@@ -40,6 +43,7 @@ class Memory:
         """What was added; the peak counts from what was resident before."""
         return Memory(
             self.anonymous - before.anonymous,
+            self.shared - before.shared,
             self.mapped - before.mapped,
             self.swapped - before.swapped,
             self.peak - before.resident,
@@ -55,7 +59,18 @@ def memory() -> Memory:
     own, shared, mapped, swapped, peak = (
         int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "RssFile", "VmSwap", "VmHWM")
     )
-    return Memory(own + shared, mapped, swapped, peak, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
+    return Memory(own + shared, shared, mapped, swapped, peak, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
+
+
+def settled() -> Memory:
+    """`memory()` behind a collection of what is garbage, and with the heap's holes given back to the system.
+
+    What an allocator keeps of its busiest moment goes, what something still refers to stays: of a process at rest, this
+    is what leaks show in. Raises ConfigError as `memory` does.
+    """
+    gc.collect()
+    trim()
+    return memory()
 
 
 def reset_peak() -> None:
@@ -63,15 +78,15 @@ def reset_peak() -> None:
     _PEAK_RESET.write_text("5", encoding="ascii")
 
 
-def growth(samples: Sequence[float]) -> str | None:
+def growth(samples: Sequence[float], share: float = _MAX_GROWTH, least: float = _MIN_GROWTH_MIB) -> str | None:
     """Whether resident memory grew in a long run, in words; None where it was flat.
 
     samples: MiB, at even distances, at least four. The last quarter is held against the second, by their medians: in
-    the first one grammars, thread pools and the like come in.
+    the first one grammars, thread pools and the like come in. It may exceed it by a `share` of it, or by `least` MiB.
     """
     quarter = len(samples) // 4
     assert quarter, f"{len(samples)} samples say nothing"
     before, after = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
-    if after - before <= max(_MIN_GROWTH_MIB, _MAX_GROWTH * before):
+    if after - before <= max(least, share * before):
         return None
     return f"resident memory grew from {before:g} to {after:g} MiB"
