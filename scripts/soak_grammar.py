@@ -1,6 +1,7 @@
 """Every constrained answer that ends on its own parses and validates: generated JSON schemas and regular expressions.
 
     python scripts/soak_grammar.py                           # 1,000 schemas, 300 expressions, logits drawn at random
+    python scripts/soak_grammar.py --part 1/2                # every second of them; another process takes --part 2/2
     python scripts/soak_grammar.py --share 0.02              # the sample that the tests run
     python scripts/soak_grammar.py --checkpoint bundled      # answers of a model, through its engine
 
@@ -8,23 +9,26 @@ Each constraint is answered in each mode at temperatures 0, 1 and 1.5. Without a
 random logits, which wants nothing and so tries everything; half of the answers lean towards what closes JSON, and
 `auto` takes any mode for each block. jsonschema and Python's `re` judge. Prints a line for each mode and temperature,
 with what the grammar took of each forward, and what failed; the exit code is 1 if anything did. --report appends it.
+"Unjudged" are texts over which `re` would try every way for hours, or with letters newer than this Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import random
 import re
+import signal
 import sys
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jsonschema
 import numpy as np
@@ -48,6 +52,8 @@ from fourleaf.text.tokenizer import Tokenizer
 
 MODES, TEMPERATURES = ("ar", "draft", "diffuse", "auto"), (0.0, 1.0, 1.5)
 MAX_TOKENS, BLOCK = 192, 32
+PATIENCE = 5.0  # seconds of the judge for one text
+TOLD_EVERY = 100  # constraints
 # (constraint, its grammar, mode, temperature, seed) -> an answer's tokens, the forwards that it took
 Answering = Callable[[Constraint, Grammar, str, float, int], tuple[list[int], int]]
 
@@ -193,13 +199,34 @@ def random_answers(tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> Answer
 # ---- judgement
 
 
+class UnjudgedError(Exception):
+    """The judge cannot say."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Generator[None]:
+    """Raises UnjudgedError in what takes longer: Python's `re` tries every way, of which some texts have 10^30."""
+
+    def give_up(*_: object) -> NoReturn:
+        raise UnjudgedError(f"no verdict within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def verdict(constraint: Constraint, text: str) -> str | None:
-    """What is wrong with a finished answer; None where nothing is."""
+    """What is wrong with a finished answer; None where nothing is. Raises UnjudgedError where the judge cannot say."""
     assert isinstance(constraint.value, str)
     if constraint.kind == "regex":
         if any(unicodedata.category(letter) == "Cn" for letter in text):
-            return None  # of a Unicode version that this Python does not know: it cannot judge a class
-        return None if re.fullmatch(constraint.value, text) else "does not match"
+            raise UnjudgedError("a letter of a Unicode version that this Python does not know")
+        with limited(PATIENCE):
+            return None if re.fullmatch(constraint.value, text) else "does not match"
     try:
         value = json.loads(text)
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -213,19 +240,35 @@ def verdict(constraint: Constraint, text: str) -> str | None:
     return None
 
 
+def judged(constraint: Constraint, tokens: list[int], tokenizer: Tokenizer) -> tuple[str, str | None]:
+    """-> ("right", "wrong", "length" or "unjudged", what is wrong)."""
+    if tokens[-1] != tokenizer.end_id:
+        return "length", None
+    try:
+        fault = verdict(constraint, tokenizer.decode(tokens[:-1]))
+    except UnjudgedError:
+        return "unjudged", None
+    return ("wrong" if fault else "right"), fault
+
+
 def soak(
     share: float,
     seed: int,
     tokenizer: Tokenizer,
     answer: Answering,
     modes: tuple[str, ...] = MODES,
+    part: tuple[int, int] = (1, 1),
 ) -> tuple[list[tuple[str, float, Counter[str]]], list[str], Counter[str]]:
-    """-> (mode, temperature, counts) of each arm; what failed; what was refused, by reason."""
+    """part: (k, n): the k-th of n runs that share the constraints. -> (mode, temperature, counts) of each arm; what
+    failed; what was refused, by reason."""
     arms = {(mode, temperature): Counter[str]() for mode in modes for temperature in TEMPERATURES}
     faults: list[str] = []
     refused: Counter[str] = Counter()
     watch = Watch()
-    for index, constraint in enumerate(constraints(share, seed)):
+    ours = list(enumerate(constraints(share, seed)))[part[0] - 1 :: part[1]]
+    for done, (index, constraint) in enumerate(ours):
+        if done % TOLD_EVERY == TOLD_EVERY - 1:
+            print(f"{done + 1} of {len(ours)} constraints, {len(faults)} wrong answers", file=sys.stderr, flush=True)
         try:
             grammar = compile_constraint(constraint, tokenizer)
         except RequestError as error:
@@ -239,10 +282,9 @@ def soak(
             for what, seconds in watch.seconds.items():
                 counts[f"{what} µs"] += round(1e6 * (seconds - before.get(what, 0.0)))
             counts.update({"answers": 1, "tokens": len(tokens), "forwards": forwards})
-            if tokens[-1] != tokenizer.end_id:
-                counts["length"] += 1
-            elif fault := verdict(constraint, tokenizer.decode(tokens[:-1])):
-                counts["wrong"] += 1
+            how, fault = judged(constraint, tokens, tokenizer)
+            counts[how] += 1
+            if fault:
                 faults.append(f"{constraint.value}\n  {mode} at {temperature}: {tokenizer.decode(tokens)!r} {fault}")
     return [(*arm, counts) for arm, counts in arms.items()], faults, refused
 
@@ -289,9 +331,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="of the constraints, how many are tried")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", default="1/1", help="'2/4': the second of four runs that share the constraints")
     parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random logits without one")
     parser.add_argument("--report", type=Path, help="a JSONL file to which the figures are appended")
     chosen = parser.parse_args()
+    part = tuple(map(int, chosen.part.split("/")))
+    if len(part) != 2 or not 1 <= part[0] <= part[1]:
+        parser.error(f"--part {chosen.part} is not K/N with K from 1 to N")
     started = time.perf_counter()
     if chosen.checkpoint:
         folder = bundled_path() if chosen.checkpoint == "bundled" else Path(chosen.checkpoint)
@@ -299,8 +345,8 @@ def main() -> int:
     else:
         tokenizer = Tokenizer.from_file(bundled_path() / "tokenizer.json")
         answer = random_answers(tokenizer)
-    arms, faults, refused = soak(chosen.share, chosen.seed, tokenizer, answer)
-    keys = ("answers", "wrong", "length", "tokens", "forwards")
+    arms, faults, refused = soak(chosen.share, chosen.seed, tokenizer, answer, part=part)
+    keys = ("answers", "wrong", "length", "unjudged", "tokens", "forwards")
     rows = [[mode, str(heat), *(str(c[key]) for key in keys), *map(str, cost(c).values())] for mode, heat, c in arms]
     told = ["grammar µs a forward", "masks", "endings", "of all time"]
     print("\n".join(table([["mode", "temperature", *keys, *told], *rows])))

@@ -88,8 +88,12 @@ def constraint_of(schema):
 
 
 def is_taken(tokenizer, schema, value):
+    return takes(tokenizer, schema, json.dumps(value, ensure_ascii=False))
+
+
+def takes(tokenizer, schema, text):
     matcher = compile_constraint(constraint_of(schema), tokenizer).matcher()
-    for token in tokenizer.encode(json.dumps(value, ensure_ascii=False)):
+    for token in tokenizer.encode(text):
         if not matcher.accepts(token):
             return False
         matcher.advance(token)
@@ -103,6 +107,29 @@ def test_a_keyword_is_held_to(tokenizer, schema, fitting, others):
     assert not any(validator.is_valid(value) for value in others), "the test's own values"
     assert [value for value in fitting if not is_taken(tokenizer, schema, value)] == []
     assert [value for value in others if is_taken(tokenizer, schema, value)] == []
+
+
+SPANS = [(low, low + size) for low in (-12.0, -7.5, -1, -0.5, 0, 0.5, 7.0, 11, 1e6) for size in (0.25, 0.5, 1, 2.5)]
+
+
+@pytest.mark.parametrize("rest", [{"type": "number"}, {}, {"type": ["number", "null"]}], ids=str)
+@pytest.mark.parametrize("excluded", ["exclusiveMinimum", "exclusiveMaximum"])
+def test_an_excluded_bound_is_never_taken(tokenizer, excluded, rest):
+    """However near the other bound is: the library takes -7 where it is excluded and at least -7.5 is asked."""
+    for low, high in SPANS:
+        is_low = excluded == "exclusiveMinimum"
+        bound, names = (low, (excluded, "maximum")) if is_low else (high, ("minimum", excluded))
+        schema = {**rest, names[0]: low, names[1]: high}
+        for text in (f"{bound:g}", f"{bound:.2f}", f"{bound:.3f}"):
+            assert not takes(tokenizer, schema, text), (schema, text)
+        assert takes(tokenizer, schema, str((low + high) / 2)), schema
+
+
+def test_an_excluded_bound_of_whole_numbers_stays_with_them(tokenizer):
+    schema = {"type": "integer", "exclusiveMinimum": 7, "exclusiveMaximum": 9.0}
+    assert [n for n in range(12) if is_taken(tokenizer, schema, n)] == [8]
+    both = {"allOf": [{"type": "integer", "maximum": 9}, {"exclusiveMinimum": 7}]}
+    assert [n for n in range(12) if is_taken(tokenizer, both, n)] == [8, 9]
 
 
 @pytest.mark.parametrize(("schema", "place"), REFUSED, ids=lambda value: str(value)[:40])

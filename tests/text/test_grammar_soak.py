@@ -40,3 +40,28 @@ def test_the_judge_can_say_no(soak):
     assert "validate" in soak.verdict(schema, '"a"')
     assert "JSON" in soak.verdict(schema, "7,")
     assert soak.verdict(soak.Constraint("regex", "a+"), "ab") is not None
+
+
+def test_a_judge_that_cannot_say_is_no_verdict(soak, tokenizer, monkeypatch):
+    """A text over which `re` would try 10^30 ways does not stop the soak, and is not counted as right."""
+    monkeypatch.setattr(soak, "PATIENCE", 0.05)
+    hopeless = soak.Constraint("regex", "(a|aa)+b")
+    tokens = [*tokenizer.encode("a" * 60), tokenizer.end_id]
+    assert soak.judged(hopeless, tokens, tokenizer) == ("unjudged", None)
+    assert soak.judged(hopeless, [*tokenizer.encode("aab"), tokenizer.end_id], tokenizer) == ("right", None)
+    assert soak.judged(hopeless, tokens[:-1], tokenizer) == ("length", None)
+
+
+def test_parts_share_the_constraints(soak, tokenizer):
+    """Four constraints: two runs of two."""
+    seen = []
+
+    def answer(constraint, *_):
+        seen.append(constraint.value)
+        return [tokenizer.end_id - 1], 1
+
+    for part in ((1, 1), (1, 2), (2, 2)):
+        soak.soak(0.003, 3, tokenizer, answer, ("ar",), part)
+    whole, parts = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert sorted(whole) == sorted(parts)
+    assert whole != parts

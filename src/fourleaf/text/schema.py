@@ -9,7 +9,7 @@ schema, and no answer is padded with keys that nobody asked for.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from fourleaf.errors import RequestError
@@ -23,6 +23,12 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid 
 ANNOTATIONS = frozenset("title description default examples $comment $schema deprecated readOnly writeOnly".split())
 _COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxProperties".split())
 _NUMBERS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+_EXCLUSIVE = (
+    ("exclusiveMinimum", "minimum", 1, max),
+    ("exclusiveMaximum", "maximum", -1, min),
+)
+_DIGITS = 15  # of which the library loses none
+_MOST_STRICT = 1e12
 _MAPS = frozenset("properties patternProperties $defs definitions".split())
 _LISTS = frozenset("anyOf oneOf allOf prefixItems".split())
 _SINGLES = frozenset("additionalProperties items".split())
@@ -51,7 +57,7 @@ def parse_schema(text: str, param: str) -> Schema:
     _check(schema, schema, param, 0)
     if not _is_finite(schema):
         raise RequestError(f"{param} fits no finite value: something it requires requires itself.", param=param)
-    return _closed(schema) if _may_close(schema) else schema
+    return _changed(schema, [_strict, _closed] if _may_close(schema) else [_strict])
 
 
 def resolve(root: Schema, reference: str) -> Any:
@@ -190,23 +196,45 @@ def _may_close(root: Schema) -> bool:
     )
 
 
-def _closed(schema: Any) -> Any:
-    """A copy in which objects that list properties have no others."""
+def _changed(schema: Any, changes: Sequence[Callable[[Schema], None]]) -> Any:
+    """A copy in which every schema went through the changes, those below it first."""
     if not isinstance(schema, dict):
         return schema
     copy: Schema = {}
     for key, value in schema.items():
         if key in _MAPS:
-            copy[key] = {name: _closed(inner) for name, inner in value.items()}
+            copy[key] = {name: _changed(inner, changes) for name, inner in value.items()}
         elif key in _LISTS:
-            copy[key] = [_closed(inner) for inner in value]
+            copy[key] = [_changed(inner, changes) for inner in value]
         else:
-            copy[key] = _closed(value) if key in _SINGLES else value
-    listed = copy.get("properties", {})
-    is_open = not copy.keys() & {"additionalProperties", "patternProperties"}
-    if listed and is_open and set(copy.get("required", ())) <= listed.keys():
-        copy["additionalProperties"] = False
+            copy[key] = _changed(value, changes) if key in _SINGLES else value
+    for change in changes:
+        change(copy)
     return copy
+
+
+def _closed(schema: Schema) -> None:
+    """An object that lists properties has no others."""
+    listed = schema.get("properties", {})
+    is_open = not schema.keys() & {"additionalProperties", "patternProperties"}
+    if listed and is_open and set(schema.get("required", ())) <= listed.keys():
+        schema["additionalProperties"] = False
+
+
+def _strict(schema: Schema) -> None:
+    """An excluded whole number whose allowed side is away from zero becomes the next number of 15 digits, inclusive.
+
+    With another bound less than one away (8 excluded, at most 8.5), the library takes it although it is excluded.
+    """
+    if "number" not in _type_names(schema):
+        return
+    for excluded, included, away, tighter in _EXCLUSIVE:
+        bound = schema.get(excluded)
+        if bound is None or bound != round(bound) or bound * away < 0 or abs(bound) >= _MOST_STRICT:
+            continue
+        inside = bound + away * 10.0 ** (len(str(abs(round(bound)))) - _DIGITS)
+        del schema[excluded]
+        schema[included] = tighter(inside, schema.get(included, inside))
 
 
 def _refuse(where: str, fault: str) -> NoReturn:
