@@ -70,11 +70,11 @@ def test_buckets_cover_every_number_of_options():
 
 
 def test_a_checkpoint_keeps_them(tmp_path):
-    made = Temperatures({("joint", "noul", 2): 1.25, ("independent", "score", 4): 0.75}, {"groups": 3})
-    made.save(tmp_path)
-    read = Temperatures.load(tmp_path)
-    assert (read.values, read.about) == (made.values, made.about)
-    assert Temperatures.load(tmp_path / "elsewhere").values == {}
+    for passes in (2, None):
+        made = Temperatures({("joint", "noul", 2): 1.25, ("independent", "score", 4): 0.75}, {"groups": 3}, passes)
+        made.save(tmp_path)
+        assert Temperatures.load(tmp_path) == made
+    assert Temperatures.load(tmp_path / "elsewhere") == Temperatures()
 
 
 def test_later_passes_have_a_temperature_of_their_own_or_else_the_first_passes():
@@ -97,6 +97,10 @@ def test_later_passes_have_a_temperature_of_their_own_or_else_the_first_passes()
         {"temperatures": {"joint": {"box": {"2": 1.0}}}},
         {"temperatures": {"both": {"noul": {"2": 1.0}}}},
         {"temperatures": {"joint": {"noul": {"2": 0}}}},
+        {"temperatures": {}, "passes": 0},
+        {"temperatures": {}, "passes": 9},
+        {"temperatures": {}, "passes": True},
+        {"temperatures": {}, "passes": "two"},
     ],
 )
 def test_a_broken_file_is_refused(tmp_path, document):

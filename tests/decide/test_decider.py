@@ -134,6 +134,13 @@ def test_passes_bound_how_often_the_canvas_is_read(decider, asked, passes, sizes
     assert [len(ids) for ids in decision.order] == sizes
 
 
+def test_a_request_that_names_no_passes_takes_those_of_the_checkpoint(diffusing, asked):
+    fitted = Decider(diffusing, Temperatures(passes=2))
+    sure = {"x_joint": True, "x_threshold": 1.0}
+    assert [len(ids) for ids in fitted.decide(asked(**sure)).order] == [2, 1]
+    assert [len(ids) for ids in fitted.decide(asked(**sure, x_passes=3)).order] == [1, 1, 1]
+
+
 def test_a_low_threshold_reveals_everything_at_once(decider, asked):
     assert decider.decide(asked(x_joint=True, x_threshold=0.0)).passes == 1
 

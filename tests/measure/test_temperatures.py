@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from fourleaf.decide.calibration import FILE, Temperatures
 from fourleaf.engine.engine import Engine
 from fourleaf.errors import ConfigError
-from fourleaf.measure.temperatures import from_file, from_judgements, main_calibrate, records, told
+from fourleaf.measure.temperatures import PASSES, from_file, from_judgements, main_calibrate, records, told, worth_it
 from fourleaf.tasks.judgements import testsets
 
 LINE = {
@@ -68,7 +69,19 @@ def test_a_fit_lowers_the_error_and_is_used_from_then_on(checkpoint, tmp_path, q
     assert {mode for mode, *_ in made.values} == {"independent", "joint", "revealed"}
     assert made.about["requests"] == 40
     assert str(folder / FILE) in quiet.out.getvalue()
+    assert made.passes in PASSES
+    assert f"passes by default: {made.passes}" in quiet.out.getvalue()
     assert "calibrated" in picture.read_text(encoding="utf-8")
     engine, labelled = Engine.load(folder), from_judgements(20)
     before, after = (told(records(engine, t, labelled, ["independent"])) for t in (Temperatures(), made))
     assert after["independent"].ece < before["independent"].ece
+
+
+def test_passes_that_answer_no_more_are_not_taken():
+    rng = np.random.default_rng(0)
+    few = rng.integers(0, 4, 200)
+    assert worth_it({2: few, 4: few, 8: few}) == 2
+    assert worth_it({2: few, 4: few + (rng.random(200) < 0.3), 8: few + (rng.random(200) < 0.3)}) == 4
+    assert worth_it({2: few, 4: few, 8: few + 1}) == 8
+    assert worth_it({2: few, 4: few - 1, 8: few - 1}) == 2
+    assert worth_it({2: few[:1], 4: few[:1], 8: few[:1]}) is None

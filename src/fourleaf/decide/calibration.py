@@ -1,4 +1,4 @@
-"""Temperatures that make probabilities mean what they say, fitted on held-out answers and stored with a checkpoint.
+"""What is fitted on held-out answers and stored with a checkpoint: temperatures, and how many passes are worth it.
 
 One temperature for each mode, type and bucket of option counts: one that is right for two options is wrong for twenty.
 A joint canvas has two modes: its first pass, and later ones, which take what was revealed for true and are too sure
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourleaf.checkpoint.files import read_json, write_json
-from fourleaf.decide.questions import TYPES
+from fourleaf.decide.questions import MAX_JOINT, TYPES
 from fourleaf.errors import CheckpointError
 
 FILE = "decisions.json"
@@ -42,10 +42,12 @@ def bucket(num_options: int) -> int:
 
 @dataclass(frozen=True)
 class Temperatures:
-    """By mode, type and bucket; 1 where nothing was fitted. about: what they were fitted on."""
+    """By mode, type and bucket; 1 where nothing was fitted. about: what they were fitted on. passes: of a joint request
+    that does not say how many; None: as many as it has questions."""
 
     values: Mapping[Key, float] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    passes: int | None = None
 
     def applied(self, mode: str, kind: str, log_p: Floats) -> Floats:
         """[O] log probabilities, normalised -> the same at the question's temperature."""
@@ -70,16 +72,20 @@ class Temperatures:
                         if not LOWEST <= float(value) <= HIGHEST:
                             raise ValueError(f"a temperature of {value} is outside {LOWEST} to {HIGHEST}")
                         values[mode, kind, int(limit)] = float(value)
+            passes = document.get("passes")
+            if passes is not None and (type(passes) is not int or not 1 <= passes <= MAX_JOINT):
+                raise ValueError(f"{passes!r} passes are outside 1 to {MAX_JOINT}")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} is not a file of temperatures: {error}; run `fourleaf calibrate`") from error
-        return cls(values, document.get("about") or {})
+        return cls(values, document.get("about") or {}, passes)
 
     def save(self, folder: Path) -> Path:
         """Writes them into a checkpoint's folder."""
         nested: dict[str, dict[str, dict[str, float]]] = {}
         for (mode, kind, limit), value in sorted(self.values.items()):
             nested.setdefault(mode, {}).setdefault(kind, {})[str(limit)] = round(value, 4)
-        write_json(folder / FILE, {"about": dict(self.about), "temperatures": nested})
+        passes = {} if self.passes is None else {"passes": self.passes}
+        write_json(folder / FILE, {"about": dict(self.about), **passes, "temperatures": nested})
         return folder / FILE
 
 

@@ -115,7 +115,7 @@ class Decider:
             ]
 
         size = len(request.questions)
-        return denoise(read, size, request.passes or size, request.threshold)
+        return denoise(read, size, request.passes or self._temperatures.passes or size, request.threshold)
 
     def _sheet(
         self,

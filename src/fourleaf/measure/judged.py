@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourleaf.decide.decider import Decider
-from fourleaf.decide.questions import MAX_ROTATIONS, DecisionRequest, parse_request
+from fourleaf.decide.questions import MAX_JOINT, MAX_ROTATIONS, DecisionRequest, parse_request
 from fourleaf.decide.rules import best_tuple, parse_rules
 from fourleaf.tasks.judgements.group import Group, columns, holding
 
@@ -31,7 +31,7 @@ MODEL_ARMS: dict[str, dict[str, Any]] = {
     "alone, 2 orders": {"x_rotations": 2},
     "alone, all orders": {"x_rotations": MAX_ROTATIONS},
     "joint, 1 pass": {"x_joint": True, "x_passes": 1},
-    "joint, denoised": {"x_joint": True},
+    "joint, denoised": {"x_joint": True, "x_passes": MAX_JOINT},
 }
 # Three times the forwards of the others: only where answers are held against those in another order.
 ORDER_ARM, ORDER_PARTS = "alone, all orders", ("coupled", "copy")

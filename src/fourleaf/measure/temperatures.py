@@ -24,6 +24,7 @@ from fourleaf.measure.tables import table
 from fourleaf.tasks.judgements import testsets
 
 SEED = 77_000_001  # of the groups to fit on: no other set is drawn from it
+PASSES = (2, 4, 8)  # that a joint canvas may take by default: one pass reads no answer
 
 Floats = NDArray[np.float64]
 Record = tuple[str, str, Floats, int]  # mode, type, uncalibrated log probabilities, the right option
@@ -99,7 +100,8 @@ def records(
             request = one.request
             if mode == JOINT and len(request.questions) > MAX_JOINT:
                 continue
-            decision = decider.decide(request if mode == INDEPENDENT else replace(request, joint=True))
+            asked = request if mode == INDEPENDENT else replace(request, joint=True, passes=MAX_JOINT)
+            decision = decider.decide(asked)
             at_once = set(decision.order[0]) if decision.order else set()
             for answer, right in zip(decision.answers, one.right, strict=True):
                 kind = answer.question.type
@@ -109,6 +111,38 @@ def records(
             if progress is not None:
                 progress(done, len(labelled), mode)
     return found
+
+
+def rights(
+    engine: Engine,
+    temperatures: Temperatures,
+    labelled: Sequence[Labelled],
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[int, NDArray[np.int64]]:
+    """Passes of a joint canvas -> [requests] questions that were answered right with as many."""
+    decider = Decider(engine, temperatures)
+    jointly = [one for one in labelled if len(one.request.questions) <= MAX_JOINT]
+    found = {}
+    for passes in PASSES:
+        hits = []
+        for done, one in enumerate(jointly, 1):
+            decision = decider.decide(replace(one.request, joint=True, passes=passes))
+            hits.append(sum(a.chosen == right for a, right in zip(decision.answers, one.right, strict=True)))
+            if progress is not None:
+                progress(done, len(jointly), f"{passes} passes")
+        found[passes] = np.array(hits)
+    return found
+
+
+def worth_it(found: dict[int, NDArray[np.int64]]) -> int | None:
+    """The fewest passes that answer as many questions right as the best number does, within one standard error of the
+    paired difference. None where there is nothing to tell by."""
+    best = max(found, key=lambda passes: found[passes].sum())
+    for passes, hits in found.items():
+        lost = found[best] - hits
+        if len(lost) > 1 and lost.mean() <= lost.std(ddof=1) / np.sqrt(len(lost)):
+            return passes
+    return None
 
 
 def _log(p: Floats) -> Floats:
@@ -142,11 +176,15 @@ def main_calibrate(
     labelled = from_judgements(groups) if data is None else from_file(data)
     engine = Engine.load(model, num_threads=num_threads)
     modes = (INDEPENDENT, JOINT) if engine.model.config.is_block_diffusion else (INDEPENDENT,)
+    about = {"source": f"judgements of seed {SEED}" if data is None else data.name, "requests": len(labelled)}
     ticker = Ticker(progress)
     try:
         first, second = (records(engine, Temperatures(), part, modes, ticker) for part in _halves(labelled))
+        made = fit([*first, *second], about | {"answers": len(first) + len(second)})
+        by_passes = rights(engine, made, labelled, ticker) if JOINT in modes else {}
     finally:
         ticker.close()
+    made = replace(made, passes=worth_it(by_passes) if by_passes else None)
     half = fit(first)
     before, after = told(second), told([(m, k, half.applied(m, k, p), r) for m, k, p, r in second])
     rows = [["mode", "n", "ECE", "calibrated", "by chance", "Brier", "calibrated"]]
@@ -155,11 +193,12 @@ def main_calibrate(
         cells = plain.ece, warm.ece, warm.floor, plain.brier, warm.brier
         rows.append([mode, str(plain.n), *(f"{value:.3f}" for value in cells)])
     print("\n".join(table(rows)), file=out)
-    source = f"judgements of seed {SEED}" if data is None else data.name
-    made = fit([*first, *second], {"source": source, "requests": len(labelled), "answers": len(first) + len(second)})
     rows = [["mode", "type", "options up to", "temperature"]]
     rows += [[mode, kind, str(limit), f"{value:.3f}"] for (mode, kind, limit), value in sorted(made.values.items())]
     print("\n".join(table(rows)), file=out)
+    if by_passes:
+        rows = [["passes", "questions right"], *([str(n), str(hits.sum())] for n, hits in by_passes.items())]
+        print("\n".join(table(rows)), f"passes by default: {made.passes or 'one a question'}", sep="\n", file=out)
     print(made.save(model), file=out)
     if picture is not None:
         series = [(f"{mode}, as it is", before[mode]) for mode in before]
