@@ -210,13 +210,13 @@ def limited(seconds: float) -> Generator[None]:
     def give_up(*_: object) -> NoReturn:
         raise UnjudgedError(f"no verdict within {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, alarm = signal.signal(signal.SIGALRM, give_up), signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *alarm)  # a test's own limit goes on
 
 
 def verdict(constraint: Constraint, text: str) -> str | None:
