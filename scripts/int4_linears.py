@@ -4,7 +4,7 @@
 
 Each shape has several matrices that are used in turn, as a model uses its layers', so that a matrix comes from where it
 would then come from. Backends take turns, too; what is printed is the median over rounds, in microseconds a product,
-and the speed beside fp32 in the same run. `fp32` is what serving runs: F.linear on a weight stored column by column.
+and the speed beside fp32 in the same run. `fp32` is what serving runs.
 torchao is timed where it is installed; it is no dependency.
 """
 
@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourleaf.kernels.products import Product as Dense
 from fourleaf.measure.circumstances import processor
 from fourleaf.measure.tables import table
-from fourleaf.model.layers import by_columns
 from fourleaf.quant.backends import BACKENDS, Product
 from fourleaf.quant.int4 import Int4Config, dequantise, quantise
 
@@ -67,7 +67,7 @@ def products(shape: tuple[int, int], config: Int4Config, num: int, notes: set[st
     packed = [quantise(torch.randn(shape), config) for _ in range(num)]
     weights = [dequantise(p) for p in packed]
     kinds: dict[str, Callable[[int], Product]] = {
-        "fp32": lambda i: dense(by_columns(weights[i])),
+        "fp32": lambda i: Dense(weights[i], by_columns=True),
         "bf16": lambda i: dense(weights[i].bfloat16()),
         "torchao": lambda i: torchao(weights[i], config.group_size),
     }

@@ -19,6 +19,7 @@ import torch
 from fourleaf.checkpoint.disk import num_bytes
 from fourleaf.checkpoint.names import own_shapes
 from fourleaf.kernels.delta import CHUNK
+from fourleaf.kernels.products import FILLED, can_block
 from fourleaf.kernels.serving import LEAST_KEPT, MOST_KEPT
 from fourleaf.model.config import ModelConfig
 from fourleaf.quant.backends import BACKENDS, MOST_UNPACKED
@@ -32,6 +33,8 @@ WIDE = 4  # fp32, which norms, softmax, states and the delta rule are computed i
 PROGRAM_BYTES, TOKEN_BYTES = 33 << 20, 900
 # onnxruntime with its libraries, and each of its sessions, one a quantised linear.
 RUNTIME_BYTES, SESSION_BYTES = 24 << 20, 85_000
+# oneDNN's products: the library's code, and each of its kernels, one for each shape and number of rows. Measured.
+BLOCKS_BYTES, KERNEL_BYTES = 10 << 20, 530_000
 # What the allocator takes for what is alive in a forward: pieces that it cannot use again add a quarter. Measured.
 ALLOCATOR = 1.25
 # What the engine is made with (`engine.pages`, `engine.scheduler`, `engine.cache`, `engine.prefix`; a test compares):
@@ -42,6 +45,9 @@ CACHE_BYTES, SNAPSHOT_SHARE = 256 << 20, 0.25
 LEAST_GRID = 16
 # Linears that serving joins into one matrix, a copy beside the originals.
 _JOINED = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "gate_proj", "up_proj")
+# Linears that are products by themselves; of the head, where it is small, serving has a copy by columns as well.
+_HEAD = "lm_head"
+_ALONE = ("o_proj", "out_proj", "down_proj")
 
 
 def part_of(name: str) -> str:
@@ -112,7 +118,8 @@ class Footprint:
         in the model's dtype is copied. Quantised linears of up to MOST_UNPACKED weights are unpacked; those above are
         copied into the order that onnxruntime's product wants, if it is here: half a byte a weight, and for each group
         four numbers in fp32 (its scale as we hand it over, as the session keeps it and in the product's order, and a
-        sum) and a zero point of half a byte. What arranging them took beside that goes back (`heap.trim`)."""
+        sum) and a zero point of half a byte. What arranging them took beside that goes back (`heap.trim`). A weight
+        that serving holds in blocks, too (`kernels.products`), is copied once more, and so is such a head."""
         anonymous = mapped = copies = sessions = 0
         scheme, runtime = self.scheme, _has_runtime()
         for name, shape in self.shapes.items():
@@ -131,7 +138,28 @@ class Footprint:
             elif runtime:
                 sessions += 1
                 copies += size // 2 + shape[0] * num_groups(shape[1], scheme.group_size) * (8 * WIDE + 1) // 2
+        copies += sum(math.prod(shape) * (1 + (name == _HEAD)) * self.item for name, shape in self.blocked.items())
         return Weights(anonymous, mapped, copies, sessions)
+
+    @cached_property
+    def blocked(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each product whose weight is held in blocks, too (`kernels.products`)."""
+        found: dict[str, tuple[int, int]] = {}
+        for name, shape in self.shapes.items():
+            if (product := self._product(name)) is not None:
+                found[product] = found.get(product, (0, 0))[0] + shape[0], shape[1]
+        return {product: shape for product, shape in found.items() if can_block(math.prod(shape), self.dtype)}
+
+    def _product(self, name: str) -> str | None:
+        """A name of the product whose weight a tensor is, or is part of; None where it is in none."""
+        owner, _, linear = name.removesuffix(".weight").rpartition(".")
+        if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and self.config.tie_word_embeddings):
+            return _HEAD
+        if self.scheme is not None or not name.endswith(".weight"):
+            return None
+        if linear in _JOINED:
+            return owner
+        return name if linear in _ALONE else None
 
     def _is_joined(self, name: str) -> bool:
         return self.scheme is None and name.split(".")[-2] in _JOINED
@@ -275,6 +303,8 @@ class Footprint:
         """What comes with the program and the tokenizer."""
         sessions = self.weights.sessions
         runtime = RUNTIME_BYTES + SESSION_BYTES * sessions if sessions else 0
+        kernels = len(FILLED) * len(set(self.blocked.values()))
+        runtime += BLOCKS_BYTES + KERNEL_BYTES * kernels if kernels else 0
         return PROGRAM_BYTES + TOKEN_BYTES * self.config.vocab_size + runtime
 
 

@@ -30,6 +30,7 @@ from fourleaf.engine.pilot import Fleet, Pilot, table_of
 from fourleaf.engine.request import Delta, Frame, GenerateParams
 from fourleaf.engine.sequence import Sequence, Vocabulary
 from fourleaf.errors import CheckpointError, RequestError
+from fourleaf.kernels.products import warm
 from fourleaf.model.transformer import Transformer
 from fourleaf.text.chat import ChatTemplate
 from fourleaf.text.constraint import Constraint, taught
@@ -115,6 +116,7 @@ class Engine:
             raise CheckpointError(f"{path} does not fit together: its tokenizer has {sizes}")
         engine = cls(path.resolve().name, model, tokenizer, chat, limits)
         engine.folder = path
+        warm(model.products())
         engine._learn(fixed_tools(path))
         return engine
 

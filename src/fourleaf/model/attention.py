@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourleaf.kernels import serving
+from fourleaf.kernels.products import Product
 from fourleaf.model.config import ModelConfig
-from fourleaf.model.layers import Derived, Fused, RMSNorm, by_columns, rotate
+from fourleaf.model.layers import Derived, Fused, RMSNorm, rotate
 from fourleaf.model.state import AttentionCache, of_canvases
 from fourleaf.model.work import Work
 
@@ -70,7 +71,7 @@ class Attention(nn.Module):
         if gate is not None:
             mixed = mixed * torch.sigmoid(gate)
         mixed = mixed.reshape(rows, -1)
-        return _product(mixed, *self.joined().out) if serves else self.o_proj(mixed)
+        return self.joined().out(mixed) if serves else self.o_proj(mixed)
 
     def _heads(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """[R, D] -> q [R, H, A], k and v [R, G, A], gate [R, H, A] or None."""
@@ -101,12 +102,12 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             (q_gain, eps), (k_gain, _) = self.q_norm.gain(), self.k_norm.gain()
             norm = torch.cat((q_gain.expand(heads, dim), k_gain.expand(self.num_groups, dim))), eps
-        return _Joined(by_columns(weight), bias, norm, (self.o_proj.weight.detach().t(), self.o_proj.bias))
+        return _Joined(Product(weight, bias, by_columns=True), norm, Product(self.o_proj.weight, self.o_proj.bias))
 
     def _heads_at_once(self, x: Tensor, angles: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """`_heads` in fewer operations, without gradients."""
         joined = self.joined()
-        flat = _product(x, joined.weight, joined.bias).view(x.shape[0], -1, self.head_dim)
+        flat = joined.heads(x).view(x.shape[0], -1, self.head_dim)
         qk, *gate, v = flat.split_with_sizes(self.runs, 1)
         if joined.norm is not None:
             qk = serving.rms_norm(qk, *joined.norm)
@@ -116,20 +117,12 @@ class Attention(nn.Module):
 
 
 class _Joined(NamedTuple):
-    """What serving derives from a layer's parameters: one weight [D, .] (and bias) whose columns are q, k, gate, v, so
-    that q and k are normed and turned as one; the gains of both norms, [H+G, A], and their eps; the output's weight,
-    [H*A, D], and bias.
-    """
+    """What serving derives from a layer's parameters: one product whose outputs are q, k, gate, v, so that q and k are
+    normed and turned as one; the gains of both norms, [H+G, A], and their eps; the output's product."""
 
-    weight: Tensor
-    bias: Tensor | None
+    heads: Product
     norm: tuple[Tensor, Tensor] | None
-    out: tuple[Tensor, Tensor | None]
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [R, D], weight: [D, .] -> [R, .]."""
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    out: Product
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

@@ -17,6 +17,7 @@ from fourleaf.kernels import serving
 from fourleaf.kernels.canvas import block_softmax, causal_conv, right_conv
 from fourleaf.kernels.delta import delta_rule
 from fourleaf.kernels.fuse import fusable
+from fourleaf.kernels.products import Product
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.layers import Derived, Fused, GatedRMSNorm
 from fourleaf.model.state import Held, Recurrent, fresh_recurrent
@@ -77,7 +78,7 @@ class DeltaNet(nn.Module):
         if torch.is_grad_enabled():
             return self.out_proj(self.norm(mixed, z).reshape(rows, -1))
         constants = self.constants()
-        return torch.mm(serving.gated_rms_norm(mixed, z, *constants.gain).reshape(rows, -1), constants.out)
+        return constants.out(serving.gated_rms_norm(mixed, z, *constants.gain).reshape(rows, -1))
 
     def _gates(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Raw gates [R, H] each -> (log decay, beta)."""
@@ -104,7 +105,7 @@ class DeltaNet(nn.Module):
             heads,
             taps.new_tensor(_L2_EPS),
             self.norm.gain(),
-            self.out_proj.weight.detach().t(),
+            Product(self.out_proj.weight),
         )
 
     def _causal_runs(
@@ -205,7 +206,7 @@ def block_softmax_start(config: ModelConfig) -> dict[str, Tensor]:
 class _Constants(NamedTuple):
     """What serving derives from a layer's parameters: taps [W, D], left and right taps [2W-1, D], bias of the time step
     [H], -exp(A_log) [H], the key head of each value head for q, then for k [2H], the eps of the L2 norm, gain and eps
-    of the norm behind, the output's weight [H*V, D]."""
+    of the norm behind, the output's product."""
 
     taps: Tensor
     both_taps: Tensor
@@ -214,7 +215,7 @@ class _Constants(NamedTuple):
     heads: Tensor
     eps: Tensor
     gain: tuple[Tensor, Tensor]
-    out: Tensor
+    out: Product
 
 
 @fusable

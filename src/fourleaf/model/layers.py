@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fourleaf.kernels import serving
 from fourleaf.kernels.fuse import fusable
+from fourleaf.kernels.products import Product
 from fourleaf.kernels.rotary import frequencies
 from fourleaf.model.config import ModelConfig
 
@@ -142,31 +143,31 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, width, bias=False)
         self.down_proj = nn.Linear(width, hidden_size, bias=False)
         self.fused = Fused(self.gate_proj, self.up_proj)
-        self.down = Derived(lambda: self.down_proj.weight.detach().t())
+        self.down = Derived(lambda: Product(self.down_proj.weight))
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.fused(x)
         if torch.is_grad_enabled():
             return self.down_proj(_swiglu(gate, up))
-        return torch.mm(serving.swiglu(gate, up), self.down())
+        return self.down()(serving.swiglu(gate, up))
 
 
 class Fused:
     """Linears that read the same rows, run as one matrix product. Their parameters keep their own names and files.
 
-    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`, as `by_columns`
-    has them. Where one of them has been replaced, each runs by itself.
+    While gradients are on the weights are concatenated anew each time; otherwise once, until `refresh`. Where one of
+    them has been replaced, each runs by itself.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
         self.linears: list[nn.Module] = list(linears)
         self.widths = [linear.out_features for linear in linears]
         self.is_whole = True
-        self.weight = Derived(lambda: by_columns(self._join()))
+        self.product = Derived(lambda: Product(self._join(), by_columns=True))
 
     def refresh(self) -> None:
         """Forgets the joined weight: the parameters have changed."""
-        self.weight.refresh()
+        self.product.refresh()
 
     def replace(self, old: nn.Module, new: Replacement) -> None:
         """Runs `new` where `old` ran; nothing changes where `old` is none of these linears."""
@@ -178,14 +179,8 @@ class Fused:
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.is_whole:
             return tuple(linear(x) for linear in self.linears)
-        product = F.linear(x, self._join()) if torch.is_grad_enabled() else torch.mm(x, self.weight())
+        product = F.linear(x, self._join()) if torch.is_grad_enabled() else self.product()(x)
         return product.split_with_sizes(self.widths, -1)
 
     def _join(self) -> Tensor:
         return torch.cat([linear.weight for linear in self.linears if isinstance(linear, nn.Linear)])
-
-
-def by_columns(weight: Tensor) -> Tensor:
-    """[out, in] -> [in, out], as `torch.mm` takes it behind rows: a product with a single row then reads memory in one
-    sweep, and is one operation where `F.linear` is six."""
-    return weight.detach().t().contiguous()

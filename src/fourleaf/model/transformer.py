@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourleaf.kernels import serving
+from fourleaf.kernels.products import Product, can_block
 from fourleaf.model.attention import Attention
 from fourleaf.model.config import ModelConfig
 from fourleaf.model.deltanet import DeltaNet
@@ -61,6 +62,15 @@ class Layer(nn.Module):
         mixer = self.self_attn if self.is_attention else self.linear_attn
         return mixer.forward, self.mlp.forward, self.input_layernorm.gain(), self.post_attention_layernorm.gain()
 
+    def products(self) -> list[Product]:
+        """Those of serving."""
+        mlp = self.mlp.shared_expert if isinstance(self.mlp, MixtureOfExperts) else self.mlp
+        own = [mlp.fused.product(), mlp.down()]
+        if self.is_attention:
+            joined = self.self_attn.joined()
+            return [joined.heads, joined.out, *own]
+        return [self.linear_attn.fused.product(), self.linear_attn.constants().out, *own]
+
     def _serve(
         self, x: Tensor, work: Work, angles: tuple[Tensor, ...], cache: AttentionCache | Recurrent | None
     ) -> Tensor:
@@ -93,6 +103,7 @@ class Transformer(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        self.logits = Derived(self._logits)
         self.is_replaced = False
         if not self.lm_head.weight.is_meta:
             self.apply(self._reset)
@@ -144,7 +155,21 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Raw logits of the rows that need them: [R, D] -> [R, Y]."""
-        return F.linear(hidden, self.lm_head.weight)
+        if torch.is_grad_enabled() or self.logits().blocked is None:
+            return F.linear(hidden, self.lm_head.weight)
+        return self.logits()(hidden)
+
+    def _logits(self) -> Product:
+        weight = self.lm_head.weight
+        return Product(weight, by_columns=can_block(weight.numel(), weight.dtype, weight.device))
+
+    def products(self) -> list[Product]:
+        """Those of serving, made from the parameters where they have not been yet."""
+        found = [self.logits()]
+        for layer in self.model.layers if not self.is_replaced else ():
+            assert isinstance(layer, Layer)
+            found += layer.products()
+        return found
 
     def refresh(self) -> None:
         """To be called when parameters have changed outside of training: forgets what serving derived from them."""

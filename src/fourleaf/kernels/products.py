@@ -1,0 +1,67 @@
+"""Products of rows with a weight that does not change, as serving runs them.
+
+A weight lies in memory as suits the rows: for one row, so that the product reads it in one sweep; for a few, in the
+blocks of oneDNN's product, where torch's own spends most of its time on arranging the weight anew (decision 038).
+
+Shapes: R rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Weights of a matrix that is held in blocks beside its first form, at most: 16 MiB in fp32.
+MOST_BLOCKED = 1 << 22
+# Numbers of rows that read the blocks; others are filled up to the next, and more than the last read the first form.
+# The library writes a kernel for each number and shape: half a millisecond and half a MiB each.
+FILLED = (4, 8, 12, 16, 24, 32)
+LEAST_ROWS = 2
+_MISSING = [next(most for most in FILLED if most >= num) - num for num in range(FILLED[-1] + 1)]
+_MAIN_MEMORY = torch.device("cpu")
+
+
+class Product:
+    """rows @ weightᵀ + bias: [R, I] -> [R, O]. weight: [O, I]; bias: [O] or None.
+
+    `by_columns`: one row reads a copy with the inputs in front, in one sweep; otherwise the weight where it is, which
+    is as fast where there are no more outputs than inputs.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, by_columns: bool = False) -> None:
+        weight = weight.detach()
+        self.weight = weight.t().contiguous() if by_columns else weight.t()
+        self.bias = None if bias is None else bias.detach()
+        self.blocked = None
+        if can_block(weight.numel(), weight.dtype, weight.device):
+            self.blocked = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        num = rows.shape[0]
+        if self.blocked is not None and LEAST_ROWS <= num <= FILLED[-1]:
+            if missing := _MISSING[num]:
+                rows = F.pad(rows, (0, 0, 0, missing))
+            out = torch.ops.mkldnn._linear_pointwise(rows, self.blocked, self.bias, "none", [], "")
+            return out[:num] if missing else out
+        if self.bias is None:
+            return torch.mm(rows, self.weight)
+        return torch.addmm(self.bias, rows, self.weight)
+
+
+def can_block(num_weights: int, dtype: torch.dtype, device: torch.device = _MAIN_MEMORY) -> bool:
+    """Whether a matrix of so many weights is held in blocks, too: fp32 on an x86 processor, where it was measured."""
+    has_library = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+    return has_library and device.type == "cpu" and dtype == torch.float32 and num_weights <= MOST_BLOCKED
+
+
+@torch.inference_mode()
+def warm(products: Iterable[Product]) -> None:
+    """Has the library write its kernels for every number of rows, so that no request waits for them."""
+    shapes = {(tuple(p.weight.shape), p.bias is None): p for p in products if p.blocked is not None}
+    for (shape, _), product in shapes.items():
+        for num in FILLED:
+            product(torch.zeros(num, shape[0]))
