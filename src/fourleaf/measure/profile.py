@@ -17,7 +17,7 @@ from fourleaf.model.work import Segments, Work
 
 REPEATS = 30
 TOP = 12
-MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 
 
 @dataclass(frozen=True)
