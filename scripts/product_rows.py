@@ -1,9 +1,9 @@
-"""Times all products of a model's forward for each number of rows, as torch's own and as serving runs them (decision 038).
+"""Times all products of a model's forward, as torch's own and as serving runs them (decision 038).
 
     python scripts/product_rows.py [CHECKPOINT] [--threads 1] [--seconds 1]
 
-A forward reads each weight once, so all products of a model run in turn. Both kinds take turns; printed is the median of
-each, in milliseconds a forward, head included.
+A forward reads each weight once, so all products of a model run in turn, for each number of rows. Both kinds take
+turns; printed is the median of each, in milliseconds a forward, head included.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourleaf.checkpoint.convert import convert
+from fourleaf.checkpoint.convert import BLOCK_SIZE, convert
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.errors import ConfigError
 from fourleaf.model.transformer import Transformer
 from fourleaf.train.config import Stage
 from fourleaf.train.data import Batch, Document
 from fourleaf.train.gradients import Counts, losses, objective
-from fourleaf.train.recipes import BLOCK_SIZE, CABIN_STAGES, cabin_trunk
+from fourleaf.train.recipes import CABIN_STAGES, cabin_trunk
 from fourleaf.train.trainer import Trainer
 from fourleaf.train.workers import Workers
 

@@ -32,6 +32,11 @@ from fourleaf.text.tokenizer import Tokenizer
 HOW = "Answer like 1A 2B."
 
 
+def option_line(text: str, label: str) -> str:
+    """An option as it is printed."""
+    return f"- {text}:{label}"
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where one question is answered. order: the option shown at each place. rows: canvas rows of its letters.
@@ -79,7 +84,7 @@ class Printer:
             places = tuple(self.letters.places(len(question.options)))
             text.append(f"{number}. {question.text}".rstrip())
             text += [
-                f"- {question.options[shown].text}:{number}{self.letters.text(place)}"
+                option_line(question.options[shown].text, f"{number}{self.letters.text(place)}")
                 for place, shown in zip(places, order, strict=True)
             ]
             canvas += self._tokenizer.encode(str(number))

@@ -18,7 +18,9 @@ from random import Random
 
 import numpy as np
 
+from fourleaf.checkpoint.convert import BLOCK_SIZE
 from fourleaf.decide.labels import Letters
+from fourleaf.decide.sheet import option_line
 from fourleaf.tasks.judgements.generator import FAMILIES, MAX_QUESTIONS, MIN_QUESTIONS, lookup
 from fourleaf.tasks.judgements.group import NOUL, Group, Variable
 from fourleaf.tasks.judgements.wording import TRAINING
@@ -30,7 +32,6 @@ _NAMED = ("ordering", "assignment", "budgets", "colouring")  # families that ask
 _MOST, _MOST_QUESTIONS = 5, 3
 _LOOKUP_SIZES = (2, 3, 4)
 _LOOKUP_TURNED = 0.25  # of a look-up's questions that ask for the opposite, the share that stays
-_CANVAS = 32  # what does not fit is not asked
 
 
 def drill_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
@@ -58,7 +59,7 @@ class Drills:
     def labels(self, random: Random) -> Document:
         """Options with labels as on a sheet; then the texts in another order, each with its label to be found."""
         texts, number = _texts(random), random.randint(1, MAX_QUESTIONS)
-        lines = [f"- {text}:{number}{self._letters.text((i,))}" for i, text in enumerate(texts)]
+        lines = [option_line(text, f"{number}{self._letters.text((i,))}") for i, text in enumerate(texts)]
         pairs = [(f" {text}:{number}", [self._letters.ids[i]]) for i, text in enumerate(texts)]
         return self._document("\n".join(lines), random.sample(pairs, len(pairs)))
 
@@ -68,7 +69,7 @@ class Drills:
         for number in sorted(random.sample(range(1, MAX_QUESTIONS + 1), random.randint(1, _MOST_QUESTIONS))):
             for i, text in enumerate(_texts(random)):
                 label = f"{number}{self._letters.text((i,))}"
-                lines.append(f"- {text}:{label}")
+                lines.append(option_line(text, label))
                 pairs.append((f" {label}:", self._tokenizer.encode(f" {text}")))
         return self._document("\n".join(lines), random.sample(pairs, min(len(pairs), _MOST)))
 
@@ -97,8 +98,8 @@ class Drills:
         ids, slots = [], []
         for given, found in pairs:
             before = self._tokenizer.encode(given)
-            if len(ids) + len(before) + len(found) > _CANVAS:
-                break
+            if len(ids) + len(before) + len(found) > BLOCK_SIZE:
+                break  # what does not fit on a canvas is not asked
             ids += [*before, *found]
             slots += [False] * len(before) + [True] * len(found)
         return Document(np.array([*prompt, *ids, self._tokenizer.end_id], dtype=np.int64), len(prompt), np.array(slots))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fourleaf.checkpoint.convert import BLOCK_SIZE
 from fourleaf.checkpoint.files import load_model, save_model, write_json
 from fourleaf.diffusion.noise import NoiseConfig
 from fourleaf.errors import CheckpointError, ConfigError
@@ -35,7 +36,6 @@ from fourleaf.train.sheets import sheet_source, sheet_texts
 from fourleaf.train.trainer import Evaluate, Ids, Trainer
 from fourleaf.train.workers import default_workers
 
-BLOCK_SIZE = 32
 VOCAB_SIZE = 1024
 DEFAULT_MINUTES = 30.0
 _TOKENIZER_EXAMPLES = 20_000
