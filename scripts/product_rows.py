@@ -20,7 +20,7 @@ from fourleaf.kernels.products import FILLED, Product, warm
 from fourleaf.measure.circumstances import processor
 from fourleaf.measure.tables import table
 
-ROWS = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 25, 32, 33, 64)
+ROWS = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 25, 32, 33, 64, 512)
 
 
 def once(products: list[Product], inputs: list[torch.Tensor], is_plain: bool) -> float:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fourleaf.kernels import products
-from fourleaf.kernels.products import FILLED, LEAST_ROWS, MOST_BLOCKED, Product, can_block, warm
+from fourleaf.kernels.products import FILLED, MOST_BLOCKED, Product, can_block, filled, warm
 
 SHAPES = [(48, 5), (5, 48), (432, 256), (1, 3), (3, 1)]
 needs_blocks = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def test_any_number_of_rows(shape, by_columns, has_bias, dtype):
     weight, bias = drawn(shape, 1, dtype), drawn(shape[:1], 2, dtype) if has_bias else None
     product = Product(weight, bias, by_columns=by_columns)
     bound = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 0.02}[dtype] * shape[1] ** 0.5 * 4
-    for num in (1, 2, 3, 4, 5, 8, 9, 31, 33, 200):
+    for num in (1, 2, 3, 4, 5, 8, 9, 31, 33, 56, 60, 200, 500):
         rows = drawn((num, shape[1]), num, dtype)
         with torch.inference_mode():
             found = product(rows)
@@ -60,7 +60,7 @@ def test_one_row_reads_the_first_form_and_a_few_the_blocks(by_columns):
     product = Product(drawn((8, 6), 1), by_columns=by_columns)
     product.weight = torch.full_like(product.weight, torch.nan)
     assert product(drawn((1, 6), 2)).isnan().all()
-    assert not product(drawn((LEAST_ROWS, 6), 2)).isnan().any()
+    assert not product(drawn((2, 6), 2)).isnan().any()
 
 
 def test_only_what_is_small_and_fp32_and_in_main_memory_is_held_twice():
@@ -87,16 +87,26 @@ def test_a_weight_that_nobody_else_holds_is_no_view():
 def test_many_rows_read_the_first_form():
     product = Product(drawn((6, 8), 1))
     product.weight = torch.full_like(product.weight, torch.nan)
-    assert not product(drawn((FILLED[-1], 8), 2)).isnan().any()
+    assert not product(drawn((500, 8), 2)).isnan().any()
+    assert product(drawn((200, 8), 2)).isnan().all()
     assert product(drawn((FILLED[-1] + 1, 8), 2)).isnan().all()
 
 
 @needs_blocks
 def test_what_a_row_gives_does_not_depend_on_the_rows_that_are_filled_up():
     product, rows = Product(drawn((6, 8), 1)), drawn((FILLED[-1], 8), 2)
-    for num in range(LEAST_ROWS, FILLED[-1] + 1):
-        filled = next(most for most in FILLED if most >= num)
-        assert torch.equal(product(rows[:num]), product(rows[:filled])[:num])
+    for num in range(2, FILLED[-1] + 1):
+        if (most := filled(num)) is not None:
+            assert torch.equal(product(rows[:num]), product(rows[:most])[:num])
+
+
+def test_which_numbers_of_rows_are_filled_up_to_which():
+    found = {num: filled(num) for num in range(1, FILLED[-1] + 2)}
+    assert found[1] is None
+    assert [found[num] for num in (2, 4, 5, 8, 9, 13, 17, 25, 32)] == [4, 4, 8, 8, 12, 16, 24, 32, 32]
+    assert [num for num, most in found.items() if most == 64] == list(range(56, 65))
+    assert [num for num, most in found.items() if most == 512] == list(range(448, 513))
+    assert all(most is None for num, most in found.items() if 32 < num < 56 or 64 < num < 448 or num > 512)
 
 
 @needs_blocks

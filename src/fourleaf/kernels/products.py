@@ -17,11 +17,20 @@ from torch import Tensor
 
 # Weights of a matrix that is held in blocks beside its first form, at most: 16 MiB in fp32.
 MOST_BLOCKED = 1 << 22
-# Numbers of rows that read the blocks; others are filled up to the next, and more than the last read the first form.
-# The library writes a kernel for each number and shape: half a millisecond and half a MiB each.
-FILLED = (4, 8, 12, 16, 24, 32)
-LEAST_ROWS = 2
-_MISSING = [next(most for most in FILLED if most >= num) - num for num in range(FILLED[-1] + 1)]
+# Numbers of rows that read the blocks: of a canvas and less, of a commit with the next canvas, of a full forward. The
+# library writes a kernel for each number and shape, half a millisecond and half a MiB each, so others are filled up.
+FILLED = (4, 8, 12, 16, 24, 32, 64, 512)
+_LEAST, _CANVAS, _MOST_ADDED = 2, 32, 1 / 8
+
+
+def filled(rows: int) -> int | None:
+    """How many rows read the blocks for so many; None where the first form is read: for one, for more than the most,
+    and for more than a canvas where too many rows would have to be added."""
+    most = next((num for num in FILLED if num >= rows), 0)
+    return most if rows >= _LEAST and (rows <= _CANVAS or most - rows <= _MOST_ADDED * most) and most else None
+
+
+_FILLED = [filled(rows) for rows in range(FILLED[-1] + 1)]
 _MAIN_MEMORY = torch.device("cpu")
 
 
@@ -42,11 +51,11 @@ class Product:
 
     def __call__(self, rows: Tensor) -> Tensor:
         num = rows.shape[0]
-        if self.blocked is not None and LEAST_ROWS <= num <= FILLED[-1]:
-            if missing := _MISSING[num]:
-                rows = F.pad(rows, (0, 0, 0, missing))
+        if self.blocked is not None and num <= FILLED[-1] and (most := _FILLED[num]):
+            if most > num:
+                rows = F.pad(rows, (0, 0, 0, most - num))
             out = torch.ops.mkldnn._linear_pointwise(rows, self.blocked, self.bias, "none", [], "")
-            return out[:num] if missing else out
+            return out if most == num else out[:num]
         if self.bias is None:
             return torch.mm(rows, self.weight)
         return torch.addmm(self.bias, rows, self.weight)
