@@ -134,9 +134,13 @@ def kinds(found: Found) -> str:
 
 
 def orders(found: Found) -> str:
-    """Answers that change when questions, options and sentences come in another order."""
-    flips = found["parts"]["copy"]["flips"]
-    return markdown(["arm", "answers that change"], [[arm, f"{100 * value:.1f}%"] for arm, value in flips.items()])
+    """Answers that change when choices list their options backwards, and when everything is in another order."""
+    listed, all_of_it = (found["parts"].get(part, {}).get("flips", {}) for part in ("coupled", "copy"))
+    rows = [
+        [arm, *(f"{100 * flips[arm]:.1f}%" if arm in flips else "-" for flips in (listed, all_of_it))]
+        for arm in all_of_it or listed
+    ]
+    return markdown(["arm", "options backwards", "questions, options and sentences"], rows)
 
 
 def latency(found: Found) -> str:
@@ -187,14 +191,10 @@ def _quality(found: Found) -> Iterator[tuple[str, str, str, bool]]:
         paired = found["control"]["paired"][DENOISED]
         same = paired["difference"]["low"] <= 0 <= paired["difference"]["high"]
         yield f"{DENOISED} over {BASE_ARM}, control", "0 within noise", difference(paired), same
-    flips = found.get("copy", {}).get("flips", {})
-    if flips:
-        yield (
-            f"answers that change with the order, {ORDER_ARM}",
-            "2%",
-            f"{100 * flips[ORDER_ARM]:.1f}%",
-            (flips[ORDER_ARM] <= 0.02),
-        )
+    for part, what in (("coupled", "options'"), ("copy", "whole")):
+        moved = found.get(part, {}).get("flips", {}).get(ORDER_ARM)
+        if moved is not None:
+            yield f"answers that change with the {what} order, {ORDER_ARM}", "2%", f"{100 * moved:.1f}%", moved <= 0.02
 
 
 def _speed(ways: Found) -> Iterator[tuple[str, str, str, bool]]:
@@ -208,7 +208,7 @@ def sections(found: Found, timed: Found | None, solved: Found | None) -> dict[st
     made = {"machine": machine(found), "goals": goals(found, timed), "parts": parts(found)}
     if "coupled" in found["parts"]:
         made |= {"arms": arms(found), "kinds": kinds(found), "reliability": RELIABILITY}
-    if found["parts"].get("copy", {}).get("flips"):
+    if any(found["parts"].get(part, {}).get("flips") for part in ("coupled", "copy")):
         made["orders"] = orders(found)
     made |= {"latency": latency(timed)} if timed else {}
     return made | ({"sudoku": puzzles(solved)} if solved else {})

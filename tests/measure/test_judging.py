@@ -13,6 +13,7 @@ from fourleaf.measure.judgements import Score, evaluate, flip_rate, lines, main_
 from fourleaf.measure.pictures import bars, reliability
 from fourleaf.measure.reliability import Reliability
 from fourleaf.tasks.judgements import testsets
+from fourleaf.tasks.judgements.group import CHOICE
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +115,24 @@ def test_flips_are_counted_by_name():
     assert flip_rate(moved, right[0]) == pytest.approx(1 / sum(len(group.variables) for group in originals))
 
 
+def test_only_a_choice_s_options_are_listed_backwards():
+    for group in testsets.build("coupled")[:20]:
+        other = testsets.listed_backwards(group)
+        assert other.state == group.state
+        for v, w, answer, moved in zip(group.variables, other.variables, group.answers, other.answers, strict=True):
+            assert (w.name, w.ask) == (v.name, v.ask)
+            assert list(w.options) == (list(v.options)[::-1] if v.kind == CHOICE else list(v.options))
+            assert w.options[moved] == v.options[answer]
+
+
 def test_an_evaluation_has_all_arms_and_compares_them_with_alone(decider):
     reports = evaluate(decider, ["coupled", "copy", "unknowable"], limit=2)
     for report in reports:
         assert set(report.scores) == {*arms_of(report.name), *RULED_ARMS, *FREE_ARMS}
         assert set(report.paired) == set(report.scores) - {"alone"}
         assert report.scores["oracle"].groups.value == 1.0
-    assert set(reports[1].flips) == set(MODEL_ARMS)
+    assert [set(report.flips) for report in reports] == [set(MODEL_ARMS), set(MODEL_ARMS), set()]
+    assert reports[0].flips[ORDER_ARM] == 0  # sheets of every listing are the same
     assert [ORDER_ARM in report.scores for report in reports] == [True, True, False]
     text = "\n".join(line for report in reports for line in lines(report))
     assert "joint, denoised - alone" in text

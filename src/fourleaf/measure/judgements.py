@@ -23,6 +23,7 @@ from fourleaf.measure.pictures import bars
 from fourleaf.measure.reliability import Reliability
 from fourleaf.measure.tables import percent, points, table
 from fourleaf.tasks.judgements import testsets
+from fourleaf.tasks.judgements.group import Group
 
 ALL = "all"
 _RESAMPLES_BY_KIND = 2_000
@@ -82,8 +83,9 @@ class Score:
 
 @dataclass(frozen=True)
 class PartReport:
-    """All arms on one part. paired: each arm against `alone`. flips: of a copy's answers, the share that differ from
-    those to the original, by arm; empty for other parts."""
+    """All arms on one part. paired: each arm against `alone`. flips: by arm, of a copy's answers the share that differ
+    from those to the original, of a coupled group's those that differ where its choices list their options backwards;
+    empty for other parts."""
 
     name: str
     found: dict[str, list[Judged]]
@@ -139,7 +141,11 @@ def evaluate(
         found |= {arm: ruled(found[source]) for arm, source in RULED_ARMS.items()}
         found |= {arm: free(groups, arm, seed) for arm in FREE_ARMS}
         originals = next((report for report in reports if report.name == "coupled"), None)
-        flips = _flips(found, originals.found) if name == "copy" and originals is not None else {}
+        flips: dict[str, float] = {}
+        if name == "coupled":
+            flips = {arm: listing_flips(decider, groups, arm, found[arm], progress) for arm in MODEL_ARMS}
+        elif name == "copy" and originals is not None:
+            flips = {arm: flip_rate(found[arm], originals.found[arm]) for arm in MODEL_ARMS}
         reports.append(_report(name, found, flips, seed))
     return reports
 
@@ -154,8 +160,12 @@ def _report(name: str, found: dict[str, list[Judged]], flips: dict[str, float], 
     return PartReport(name, found, {arm: Score.of(every, seed) for arm, every in found.items()}, paired, flips)
 
 
-def _flips(copies: dict[str, list[Judged]], originals: dict[str, list[Judged]]) -> dict[str, float]:
-    return {arm: flip_rate(copies[arm], originals[arm]) for arm in MODEL_ARMS}
+def listing_flips(
+    decider: Decider, groups: Sequence[Group], arm: str, found: Sequence[Judged], progress: Progress | None = None
+) -> float:
+    """The share of questions that get another answer where choices list their options backwards."""
+    told = None if progress is None else _told(progress, len(groups), f"backwards, {arm}")
+    return flip_rate(judge(decider, [testsets.listed_backwards(group) for group in groups], arm, told), found)
 
 
 def flip_rate(copies: Iterable[Judged], originals: Iterable[Judged]) -> float:
@@ -188,7 +198,8 @@ def lines(report: PartReport) -> list[str]:
         if arm in report.paired:
             shown.append(f"{arm} - {BASE_ARM}: {points(report.paired[arm].difference)}")
     if report.flips:
-        shown.append("answers that change with the order: " + _listed(report.flips))
+        what = "the options' order" if report.name == "coupled" else "the order"
+        shown.append(f"answers that change with {what}: " + _listed(report.flips))
     unsure = {arm: s.open_confidence for arm, s in report.scores.items() if s.open_confidence is not None}
     if unsure:
         of_models = {arm: share for arm, share in unsure.items() if arm in MODEL_ARMS}

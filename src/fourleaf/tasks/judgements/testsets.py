@@ -98,6 +98,12 @@ def shuffled_copy(group: Group, random: Random) -> Group:
     )
 
 
+def listed_backwards(group: Group) -> Group:
+    """The same with the options of its choices from last to first, and nothing else."""
+    variables = tuple(replace(v, order=v.order[::-1]) if v.kind == CHOICE else v for v in group.variables)
+    return solved(replace(group, variables=variables))
+
+
 def unknowable(group: Group, random: Random) -> Group | None:
     """The group without one of its facts, where that leaves something open."""
     for i in random.sample(range(len(group.facts)), len(group.facts)):
