@@ -3,7 +3,8 @@
     python scripts/average_weights.py NINTH ELEVENTH --out OUT
     python scripts/average_weights.py NINTH ELEVENTH TWELFTH --shares 1 1 2 --out OUT
 
-OUT is a copy of the last folder with the mean in it, in bf16. Sums are made in fp32. "Model soups" (Wortsman et al.
+OUT is a new folder: a copy of the last one with the mean in it, in bf16, and without what was fitted to its weights
+(decisions.json). Sums are made in fp32. "Model soups" (Wortsman et al.
 2022, arXiv:2203.05482) average fine-tuned weights in this way.
 """
 
@@ -17,11 +18,14 @@ from pathlib import Path
 import torch
 
 from fourleaf.checkpoint.files import load_model, save_model
+from fourleaf.checkpoint.shards import refuse_taken
 
 
 @torch.no_grad()
 def average(folders: Sequence[Path], shares: Sequence[float], out: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Writes `out`. shares: of each folder's weights, in any unit. Raises ValueError where configs differ."""
+    """Writes `out`. shares: of each folder's weights, in any unit. Raises ValueError where configs differ, ConfigError
+    where a checkpoint is there already."""
+    refuse_taken(out)
     models = [load_model(folder) for folder in folders]
     if len({str(model.config) for model in models}) > 1:
         raise ValueError(f"{', '.join(map(str, folders))} do not have the same config")
@@ -29,7 +33,7 @@ def average(folders: Sequence[Path], shares: Sequence[float], out: Path, dtype: 
     for name, x in each[-1].items():
         weighted = [share * tensors[name] for share, tensors in zip(shares, each, strict=True)]
         x.copy_(torch.stack(weighted).sum(0) / sum(shares))
-    shutil.copytree(folders[-1], out, dirs_exist_ok=True)
+    shutil.copytree(folders[-1], out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("decisions.json"))
     save_model(models[-1], out, dtype)
 
 
@@ -43,6 +47,8 @@ def main() -> None:
     shares = asked.shares or [1.0] * len(asked.folders)
     if len(shares) != len(asked.folders):
         parser.error(f"{len(shares)} shares for {len(asked.folders)} folders; give one for each")
+    if not sum(shares):
+        parser.error(f"shares {shares} sum to 0; give at least one that counts")
     average(asked.folders, shares, asked.out)
 
 

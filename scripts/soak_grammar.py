@@ -335,7 +335,7 @@ def main() -> int:
     parser.add_argument("--checkpoint", help="'bundled' or a checkpoint folder; random logits without one")
     parser.add_argument("--report", type=Path, help="a JSONL file to which the figures are appended")
     chosen = parser.parse_args()
-    part = tuple(map(int, chosen.part.split("/")))
+    part = tuple(int(number) for number in chosen.part.split("/") if number.isdecimal())
     if len(part) != 2 or not 1 <= part[0] <= part[1]:
         parser.error(f"--part {chosen.part} is not K/N with K from 1 to N")
     started = time.perf_counter()

@@ -180,6 +180,7 @@ class Client:
                     except httpx2.TransportError as error:
                         if began < self._report.stopped_at - GRACE:
                             self._report.wrong.append(f"{path} {body}: {error!r}")
+                            await asyncio.sleep(0.2)
                             continue
                         self._report.counts["refused after SIGTERM"] += 1
                         await asyncio.sleep(0.2)
@@ -328,7 +329,8 @@ def run(chosen: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
             report.wrong.append(f"the server did not end as it should: {error!r}")
         except httpx2.HTTPError as error:
-            report.wrong.append(f"the server was lost: {error!r}, exit code {server.poll()}")
+            lost = f"exit code {server.poll()}" if server.poll() is not None else "it runs, but does not answer"
+            report.wrong.insert(0, f"the server was lost: {error!r}, {lost}")  # the first of what is printed
         finally:
             server.kill()
     report.wrong += [f"{number} {name} are left" for name, number in held.items() if number and name != "forwards"]

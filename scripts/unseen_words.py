@@ -22,7 +22,7 @@ import numpy as np
 from fourleaf.measure.tables import table
 from fourleaf.tasks.cabin.generator import stream
 from fourleaf.tasks.cabin.schema import FREE_TEXT, Example
-from fourleaf.tasks.cabin.testsets import build
+from fourleaf.tasks.cabin.testsets import NAMES, build
 
 Bins = Sequence[tuple[str, Callable[[float], bool]]]
 WORDS: Bins = [("0", lambda n: n == 0), ("1", lambda n: n == 1), ("2 and more", lambda n: n >= 2)]
@@ -59,7 +59,8 @@ def main() -> None:
     """Reads the arguments and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("failures", type=Path)
-    parser.add_argument("--set", default="patterns")
+    parser.add_argument("--set", default="patterns", choices=NAMES)
+    parser.add_argument("--n", type=int, help="requests that were asked, where `eval` had an --n")
     parser.add_argument("--examples", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
@@ -68,7 +69,7 @@ def main() -> None:
     for failure in failures:
         if failure["set"] == asked.set:
             wrong.setdefault(failure["arm"], set()).add(failure["utterance"])
-    examples = build(asked.set)
+    examples = build(asked.set)[: asked.n]
     words, pairs = seen(asked.examples, asked.seed)
     new_words = np.array([len(set(wording(example)) - words) for example in examples])
     new_pairs = np.array([np.mean([p not in pairs for p in itertools.pairwise(wording(e))] or [0]) for e in examples])

@@ -77,7 +77,7 @@ def test_without_the_library_nothing_is_in_blocks(monkeypatch):
     torch.testing.assert_close(product(rows), rows @ weight.t())
 
 
-def test_a_weight_that_nobody_else_holds_is_no_view():
+def test_only_a_weight_by_columns_is_a_copy():
     linear = nn.Linear(8, 6, bias=False)
     assert Product(linear.weight).weight.data_ptr() == linear.weight.data_ptr()
     assert Product(linear.weight, by_columns=True).weight.is_contiguous()

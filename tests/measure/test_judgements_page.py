@@ -17,7 +17,13 @@ from fourleaf.measure.sudoku import evaluate as solve
 ROOT = Path(__file__).parents[2]
 ABOUT = {"model": "cabin", "weights_sha256": "ab" * 32, "parameters": 2137188, "processor": "One", "torch": "2"}
 JUDGED = ABOUT | {"draw": 3, "limit": 2, "calibration": {"answers": 96, "source": "somewhere"}}
-WAYS = {"one alone": 0.010, "eight jointly, 1 pass": 0.011, "eight jointly": 0.018, "eight one by one": 0.030}
+WAYS = {
+    "one alone": 0.010,
+    "eight jointly, 1 pass": 0.011,
+    "eight jointly, default": 0.012,
+    "eight jointly, 8 passes": 0.018,
+    "eight one by one": 0.030,
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +82,12 @@ def test_every_table_is_filled_and_filling_again_changes_nothing(files, page, fi
     assert "groups: 2 coupled, 2 copy, 2 control" in between(text, "machine")
     assert "| oracle | 100.0% (100.0-100.0) |" in between(text, "arms")
     for line in (
-        "| p50 of eight jointly, of one alone | 2 | 1.80 | met |",
-        "| p50 of eight jointly, of eight one by one | 0.5 | 0.60 | missed |",
+        "| p50 of eight jointly, default, of one alone | 2 | 1.20 | met |",
+        "| p50 of eight jointly, 8 passes, of one alone | 2 | 1.80 | met |",
+        "| p50 of eight jointly, 8 passes, of eight one by one | 0.5 | 0.60 | missed |",
     ):
         assert line in between(text, "goals")
-    assert "| eight jointly | 18 | 36 | 1.80 | 0.60 |" in between(text, "latency")
+    assert "| eight jointly, 8 passes | 18 | 36 | 1.80 | 0.60 |" in between(text, "latency")
     assert "| 4x4 | 2 | one cell a pass |" in between(text, "sudoku")
     heads = [line for line in before.splitlines() if line.startswith("#")]
     assert [line for line in text.splitlines() if line.startswith("#")] == heads

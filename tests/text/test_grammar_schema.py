@@ -69,6 +69,9 @@ REFUSED = [
     ({"type": "string", "maxLength": 1.5}, "maxLength"),
     ({"type": "integer", "minimum": "1"}, "minimum"),
     ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, "exclusiveMinimum"),
+    ({"type": "integer", "maximum": 10**400}, "maximum"),
+    ({"type": "number", "exclusiveMinimum": 1e14, "maximum": 1e14 + 0.5}, "exclusiveMinimum"),
+    ({"exclusiveMaximum": -1e14, "minimum": -1e14 - 0.5}, "exclusiveMaximum"),
     ({"type": "array", "items": [{"type": "null"}]}, "items"),
     ({"type": "object", "properties": []}, "properties"),
     ({"type": "object", "required": "a"}, "required"),
@@ -109,7 +112,11 @@ def test_a_keyword_is_held_to(tokenizer, schema, fitting, others):
     assert [value for value in others if is_taken(tokenizer, schema, value)] == []
 
 
-SPANS = [(low, low + size) for low in (-12.0, -7.5, -1, -0.5, 0, 0.5, 7.0, 11, 1e6) for size in (0.25, 0.5, 1, 2.5)]
+SPANS = [
+    (low, low + size)
+    for low in (-9.9e13, -1e12, -12.0, -7.5, -1, -0.5, 0, 0.5, 7.0, 11, 1e6, 1e12, 9.9e13)
+    for size in (0.25, 0.5, 1, 2.5)
+]
 
 
 @pytest.mark.parametrize("rest", [{"type": "number"}, {}, {"type": ["number", "null"]}], ids=str)
@@ -120,7 +127,7 @@ def test_an_excluded_bound_is_never_taken(tokenizer, excluded, rest):
         is_low = excluded == "exclusiveMinimum"
         bound, names = (low, (excluded, "maximum")) if is_low else (high, ("minimum", excluded))
         schema = {**rest, names[0]: low, names[1]: high}
-        for text in (f"{bound:g}", f"{bound:.2f}", f"{bound:.3f}"):
+        for text in (f"{bound:.16g}", f"{bound:.2f}", f"{bound:.3f}"):
             assert not takes(tokenizer, schema, text), (schema, text)
         assert takes(tokenizer, schema, str((low + high) / 2)), schema
 
@@ -138,6 +145,11 @@ def test_a_keyword_that_is_not_held_to_is_refused_with_its_place(tokenizer, sche
         compile_constraint(constraint_of(schema), tokenizer)
     assert raised.value.param == f"{WHERE}.{place}"
     assert place.split(".")[-1] in raised.value.message
+
+
+def test_a_bound_that_is_read_as_infinity_is_refused(tokenizer):
+    with pytest.raises(RequestError, match="below 1e"):
+        compile_constraint(Constraint("json_schema", '{"type": "number", "exclusiveMaximum": 1e400}'), tokenizer)
 
 
 @pytest.mark.parametrize("key", ["title", "description", "default", "examples", "$comment", "deprecated", "x-order"])

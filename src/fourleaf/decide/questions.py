@@ -69,7 +69,8 @@ class DecisionRequest:
     """What is to be decided.
 
     state: the text that all questions are about. joint: all on one canvas. passes: most denoise passes of a joint
-    answer, as many as there are questions by default; 1 reads every slot at once. threshold: a pass reveals each slot
+    answer; None: as many as the checkpoint's calibration found to be worth it, else one a question; 1 reads every slot
+    at once. threshold: a pass reveals each slot
     that is surer than this, and always the surest. rotations: option orders that are averaged. rules: `x_rules` as
     given (`rules.parse_rules` reads them). enforce: answer with the likeliest tuple that obeys them.
     """

@@ -50,6 +50,7 @@ class Product:
             self.blocked = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
     def __call__(self, rows: Tensor) -> Tensor:
+        assert rows.ndim == 2, f"rows of shape {tuple(rows.shape)}"
         num = rows.shape[0]
         if self.blocked is not None and num <= FILLED[-1] and (most := _FILLED[num]):
             if most > num:

@@ -1,5 +1,5 @@
 """What this machine has, and whether the engine does here what it must: equalities on a small random model, exact to
-rounding in fp64."""
+rounding in fp64, and products in fp32 as they are served."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from fourleaf.engine.cost import processor
 from fourleaf.engine.engine import Engine
 from fourleaf.engine.request import GenerateParams, Mode
 from fourleaf.engine.score import score
+from fourleaf.kernels.products import Product
 from fourleaf.measure.specimen import specimen
 from fourleaf.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 # Extra -> the module that tells whether it is installed.
 EXTRAS = {"serve": "fastapi", "grammar": "llguidance", "int4": "onnxruntime", "gguf": "gguf", "bench": "transformers"}
 TOLERANCE = 1e-9
+ROUNDING = 1e-4  # of sums of 80 products in fp32
 
 
 def machine() -> dict[str, Any]:
@@ -83,11 +85,24 @@ def cache_makes_no_difference(engine: Engine) -> float:
     return float(sum(_tokens(engine, prompt, "diffuse") != _tokens(cold, prompt, "diffuse") for prompt in PROMPTS))
 
 
+def products_agree(_: Engine) -> float:
+    """A product in fp32 as it is served, for each number of rows, against fp64: the largest error beyond rounding."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 80, generator=draw)
+    product, worst = Product(weight, by_columns=True), 0.0
+    for num in (1, *range(2, 71), 500):
+        rows = torch.randn(num, 80, generator=draw)
+        error = (product(rows).double() - rows.double() @ weight.double().t()).abs().max().item()
+        worst = max(worst, error - ROUNDING)
+    return worst
+
+
 CHECKS: tuple[tuple[str, Callable[[Engine], float]], ...] = (
     ("tokens one by one are as probable as in one forward", stepping_agrees),
     ("draft says what ar says", drafting_agrees),
     ("an answer is the same in company", company_makes_no_difference),
     ("an answer is the same from the prefix cache", cache_makes_no_difference),
+    ("products of few rows and of many are right in fp32", products_agree),
 )
 
 

@@ -31,6 +31,7 @@ MODEL_ARMS: dict[str, dict[str, Any]] = {
     "alone, 2 orders": {"x_rotations": 2},
     "alone, all orders": {"x_rotations": MAX_ROTATIONS},
     "joint, 1 pass": {"x_joint": True, "x_passes": 1},
+    "joint, default": {"x_joint": True},
     "joint, denoised": {"x_joint": True, "x_passes": MAX_JOINT},
 }
 # Three times the forwards of the others: only where answers are held against those in another order.

@@ -119,9 +119,10 @@ def rights(
     labelled: Sequence[Labelled],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> dict[int, NDArray[np.int64]]:
-    """Passes of a joint canvas -> [requests] questions that were answered right with as many."""
+    """Passes of a joint canvas -> [requests] questions that were answered right with as many, of those that have more
+    questions than the fewest passes: only there does the number say anything."""
     decider = Decider(engine, temperatures)
-    jointly = [one for one in labelled if len(one.request.questions) <= MAX_JOINT]
+    jointly = [one for one in labelled if min(PASSES) < len(one.request.questions) <= MAX_JOINT]
     found = {}
     for passes in PASSES:
         hits = []

@@ -27,8 +27,10 @@ _EXCLUSIVE = (
     ("exclusiveMinimum", "minimum", 1, max),
     ("exclusiveMaximum", "maximum", -1, min),
 )
+_BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 _DIGITS = 15  # of which the library loses none
-_MOST_STRICT = 1e12
+_MOST_NUMBER = 1e300  # what JSON writes beyond it is read as infinity
+_MOST_STRICT = 1e14  # from here on they are all before the point
 _MAPS = frozenset("properties patternProperties $defs definitions".split())
 _LISTS = frozenset("anyOf oneOf allOf prefixItems".split())
 _SINGLES = frozenset("additionalProperties items".split())
@@ -90,11 +92,18 @@ def _check(schema: Any, root: Schema, where: str, depth: int) -> None:
             _refuse(here, f"is not supported: {key!r} would not be held to. Leave it out")
         if key in _COUNTS and not (type(value) is int and value >= 0):
             _refuse(here, "must be a whole number from 0")
-        if key in _NUMBERS and type(value) not in (int, float):
-            _refuse(here, "must be a number")
+        if key in _NUMBERS and not (type(value) in (int, float) and abs(value) < _MOST_NUMBER):
+            _refuse(here, f"must be a number below {_MOST_NUMBER:g}")
         _check_value(key, value, root, here)
         for name, inner in _below(key, value, here):
             _check(inner, root, name, depth + 1)
+    for excluded, *_ in _EXCLUSIVE:
+        bound = schema.get(excluded, 0)
+        is_tight = any(key != excluded and abs(schema[key] - bound) < 1 for key in _BOUNDS & schema.keys())
+        if abs(bound) >= _MOST_STRICT and is_tight and "number" in _type_names(schema):
+            _refuse(
+                f"{where}.{excluded}", f"is {bound}, less than one from another bound: from 1e14 on, exclude integers"
+            )
     if schema.get("minProperties", 0) > 1 and not schema["minProperties"] <= len(schema.get("required", ())):
         # Keys that are not listed may come twice, and two equal keys are one property.
         _refuse(f"{where}.minProperties", "is supported up to 1, or up to the number of required properties")

@@ -1,8 +1,8 @@
 """Question sheets as training documents: groups of judgements, half of them asked together, half one by one.
 
-Both formats get the same number of groups, and of tokens too: a group asked one by one gives as many of its questions,
-each on a sheet of its own, as fit into what the joint sheet of the group takes. In half of the sheets options are
-shown in a turned order, so that averaging over orders asks for nothing new.
+Both formats get the same number of groups, and of tokens too, questions asked again aside: a group asked one by one
+gives as many of its questions, each on a sheet of its own, as fit into what the joint sheet of the group takes. In
+half of the sheets options are shown in a turned order, so that averaging over orders asks for nothing new.
 
 Five things get a small model off the plateau on which it answers by the commonest option (docs/log.md): drills
 (`drills.py`); look-ups, a few sentences and a question about each, with nothing to conclude; a question that is asked
