@@ -9,7 +9,7 @@ from fourleaf.kernels.products import FILLED, MOST_BLOCKED, Product, can_block, 
 
 SHAPES = [(48, 5), (5, 48), (432, 256), (1, 3), (3, 1)]
 needs_blocks = pytest.mark.skipif(
-    not can_block(1, torch.float32), reason="weights are held in blocks on x86 processors with oneDNN alone"
+    not can_block(1, torch.float32), reason="weights are held in blocks on processors with AVX-512 alone"
 )
 
 
@@ -70,8 +70,12 @@ def test_only_what_is_small_and_fp32_and_in_main_memory_is_held_twice():
     assert not can_block(8, torch.float32, torch.device("cuda"))
 
 
-def test_without_the_library_nothing_is_in_blocks(monkeypatch):
-    monkeypatch.setattr(products.torch.backends.mkldnn, "is_available", lambda: False)
+@pytest.mark.parametrize("missing", ["the library", "AVX-512"])
+def test_without_library_and_processor_nothing_is_in_blocks(missing, monkeypatch):
+    if missing == "the library":
+        monkeypatch.setattr(products.torch.backends.mkldnn, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(products.torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     product, rows = Product(weight := drawn((6, 8), 1)), drawn((4, 8), 2)
     assert product.blocked is None
     torch.testing.assert_close(product(rows), rows @ weight.t())
