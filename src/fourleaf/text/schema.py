@@ -101,9 +101,8 @@ def _check(schema: Any, root: Schema, where: str, depth: int) -> None:
         bound = schema.get(excluded, 0)
         is_tight = any(key != excluded and abs(schema[key] - bound) < 1 for key in _BOUNDS & schema.keys())
         if abs(bound) >= _MOST_STRICT and is_tight and "number" in _type_names(schema):
-            _refuse(
-                f"{where}.{excluded}", f"is {bound}, less than one from another bound: from 1e14 on, exclude integers"
-            )
+            fault = f"is {bound}, less than one from another bound, which is not held to from {_MOST_STRICT:g} on"
+            _refuse(f"{where}.{excluded}", f"{fault}; use minimum and maximum")
     if schema.get("minProperties", 0) > 1 and not schema["minProperties"] <= len(schema.get("required", ())):
         # Keys that are not listed may come twice, and two equal keys are one property.
         _refuse(f"{where}.minProperties", "is supported up to 1, or up to the number of required properties")
