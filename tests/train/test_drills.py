@@ -1,5 +1,6 @@
 """Drills: each asks for what its text says, and for nothing that a test set holds."""
 
+import re
 from collections import Counter
 from itertools import islice
 
@@ -13,7 +14,7 @@ from fourleaf.train.drills import drill_source
 
 @pytest.fixture(scope="module")
 def drills(tokenizer, chat) -> list[Document]:
-    return list(islice(drill_source(tokenizer, chat)(5, 8), 400))
+    return list(islice(drill_source(tokenizer, chat)(5, 8), 500))
 
 
 def _parts(document: Document, tokenizer) -> tuple[str, str, list[str]]:
@@ -29,7 +30,7 @@ def _parts(document: Document, tokenizer) -> tuple[str, str, list[str]]:
 
 
 def test_every_label_asked_for_is_that_of_its_text(drills, tokenizer):
-    for document in drills[::4]:
+    for document in drills[::5]:
         prompt, answer, found = _parts(document, tokenizer)
         shown = dict(line.removeprefix("- ").rsplit(":", 1) for line in prompt.split("\n"))
         assert sorted(shown) == sorted(set(shown))
@@ -41,7 +42,7 @@ def test_every_label_asked_for_is_that_of_its_text(drills, tokenizer):
 
 def test_every_label_tells_its_text(drills, tokenizer):
     num_questions = set()
-    for document in drills[1::4]:
+    for document in drills[1::5]:
         prompt, answer, found = _parts(document, tokenizer)
         shown = {label: text for text, label in (line.removeprefix("- ").rsplit(":", 1) for line in prompt.split("\n"))}
         num_questions.add(len({label[0] for label in shown}))
@@ -54,8 +55,28 @@ def test_every_label_tells_its_text(drills, tokenizer):
     assert num_questions == {1, 2, 3}
 
 
+def test_every_label_tells_the_other_question_s_label_of_its_text(drills, tokenizer):
+    ways = Counter()
+    for document in drills[2::5]:
+        prompt, answer, found = _parts(document, tokenizer)
+        shown = {label: text for text, label in (line.removeprefix("- ").rsplit(":", 1) for line in prompt.split("\n"))}
+        numbers = sorted({label[0] for label in shown})
+        first, second = ({text for label, text in shown.items() if label[0] == number} for number in numbers)
+        assert first == second
+        asked = answer.removeprefix(" ").split(" ", 1)[0][0]
+        is_told = answer.count(":") > len([label for label in found if label in "ABCDE"])
+        ways[is_told, asked == numbers[0]] += 1
+        for one in re.findall(r"(\d[A-E]):(?: ([^:]+):)?(\d[A-E])", answer):
+            label, text, other = one
+            assert shown[label] == shown[other]
+            assert label[0] == asked != other[0]
+            assert text == (shown[label] if is_told else "")
+    assert len(ways) == 4, ways
+    assert min(ways.values()) > 10
+
+
 def test_every_value_asked_for_stands_in_its_subjects_sentence(drills, tokenizer):
-    for document in drills[2::4]:
+    for document in drills[3::5]:
         prompt, answer, found = _parts(document, tokenizer)
         sentences = prompt.lower().removesuffix(".").split(". ")
         assert len(document.slots) <= 32
@@ -69,7 +90,7 @@ def test_every_value_asked_for_stands_in_its_subjects_sentence(drills, tokenizer
 
 def test_every_question_is_answered_as_its_sentence_says(drills, tokenizer):
     words = Counter()
-    for document in drills[3::4]:
+    for document in drills[4::5]:
         prompt, answer, found = _parts(document, tokenizer)
         assert len(document.slots) <= 32
         words.update(found)
@@ -86,10 +107,10 @@ def test_every_question_is_answered_as_its_sentence_says(drills, tokenizer):
 
 def test_the_texts_stand_in_another_order_than_they_are_asked_for(drills, tokenizer):
     same = 0
-    for document in drills[::4]:
+    for document in drills[::5]:
         prompt, answer, _ = _parts(document, tokenizer)
         same += "".join(f" {line[2:]}" for line in prompt.split("\n")) == answer
-    assert 0 < same < len(drills) / 8
+    assert 0 < same < len(drills) / 10
 
 
 def test_names_of_the_test_sets_never_occur(drills, tokenizer):

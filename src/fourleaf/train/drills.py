@@ -4,10 +4,10 @@
     - first:1B
     -> " first:1B third:1A"          -> " Tom: first Mia: third"
 
-Names to values, texts to labels, labels back to texts, questions to what would be said in answer. A sheet asks for all
-of it one after the other and pays only for the end, so that a small model finds none; each alone it learns within some
-hundred thousand tokens, and sheets thereafter (docs/log.md). Labels to texts is what a canvas needs to read its own
-revealed letters.
+Names to values, texts to labels, labels back to texts, labels to other labels of the same text, questions to what
+would be said in answer. A sheet asks for all of it one after the other and pays only for the end, so that a small
+model finds none; each alone it learns within some hundred thousand tokens, and sheets thereafter (docs/log.md). Labels
+to texts, and to labels of other questions, is what a canvas needs to read its own revealed letters.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def drill_source(tokenizer: Tokenizer, chat: ChatTemplate) -> Source:
         while True:
             yield drills.labels(random)
             yield drills.meanings(random)
+            yield drills.matches(random)
             yield drills.values(random)
             yield drills.questions(random)
 
@@ -59,19 +60,35 @@ class Drills:
     def labels(self, random: Random) -> Document:
         """Options with labels as on a sheet; then the texts in another order, each with its label to be found."""
         texts, number = _texts(random), random.randint(1, MAX_QUESTIONS)
-        lines = [option_line(text, f"{number}{self._letters.text((i,))}") for i, text in enumerate(texts)]
         pairs = [(f" {text}:{number}", [self._letters.ids[i]]) for i, text in enumerate(texts)]
-        return self._document("\n".join(lines), random.sample(pairs, len(pairs)))
+        return self._document("\n".join(self._listed(number, texts)), random.sample(pairs, len(pairs)))
 
     def meanings(self, random: Random) -> Document:
         """Options of a few questions with their labels; then some labels, each with its text to be found."""
         lines, pairs = [], []
         for number in sorted(random.sample(range(1, MAX_QUESTIONS + 1), random.randint(1, _MOST_QUESTIONS))):
-            for i, text in enumerate(_texts(random)):
-                label = f"{number}{self._letters.text((i,))}"
-                lines.append(option_line(text, label))
-                pairs.append((f" {label}:", self._tokenizer.encode(f" {text}")))
+            texts = _texts(random)
+            lines += self._listed(number, texts)
+            pairs += [
+                (f" {self._label(number, i)}:", self._tokenizer.encode(f" {text}")) for i, text in enumerate(texts)
+            ]
         return self._document("\n".join(lines), random.sample(pairs, min(len(pairs), _MOST)))
+
+    def matches(self, random: Random) -> Document:
+        """Two questions with the same options in orders of their own; then labels of one, each with the other's label
+        of the same text to be found: in half of the documents by way of the text, in half at once."""
+        texts, is_told = _texts(random), random.random() < 0.5
+        numbers = sorted(random.sample(range(1, MAX_QUESTIONS + 1), 2))
+        orders = [random.sample(texts, len(texts)) for _ in numbers]
+        lines = [line for number, order in zip(numbers, orders, strict=True) for line in self._listed(number, order)]
+        given, wanted = random.sample((0, 1), 2)
+        pairs: list[tuple[str, Sequence[int]]] = []
+        for text in random.sample(texts, len(texts)):
+            label, letter = self._label(numbers[given], orders[given].index(text)), orders[wanted].index(text)
+            by_text = [(f" {label}:", self._tokenizer.encode(f" {text}"))] if is_told else []
+            behind = "" if is_told else f" {label}"
+            pairs += [*by_text, (f"{behind}:{numbers[wanted]}", [self._letters.ids[letter]])]
+        return self._document("\n".join(lines), pairs)
 
     def values(self, random: Random) -> Document:
         """Sentences; then their subjects in another order, each with its value to be found."""
@@ -92,6 +109,13 @@ class Drills:
             for v, answer in zip(group.variables, group.answers, strict=True)
         ]
         return self._document(group.state, pairs)
+
+    def _label(self, number: int, place: int) -> str:
+        return f"{number}{self._letters.text((place,))}"
+
+    def _listed(self, number: int, texts: Sequence[str]) -> list[str]:
+        """The lines of a question's options."""
+        return [option_line(text, self._label(number, i)) for i, text in enumerate(texts)]
 
     def _document(self, text: str, pairs: Sequence[tuple[str, Sequence[int]]]) -> Document:
         prompt = self._chat.render([{"role": "user", "content": text}])
