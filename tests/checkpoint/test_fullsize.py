@@ -1,6 +1,5 @@
 """The full-size run, at a tiny size: everything happens, is measured, and is gone afterwards."""
 
-import gc
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +9,10 @@ import script
 import torch
 
 from fourleaf.checkpoint import shards
-from fourleaf.checkpoint.heap import trim
 from fourleaf.checkpoint.names import own_shapes
 from fourleaf.checkpoint.plan import GIB, plan
 from fourleaf.checkpoint.quantised import load_checkpoint
+from fourleaf.measure.memory import settled
 from fourleaf.quant.int4 import Int4Config, dequantise
 
 TINY = ["--layers", "4", "--experts", "12", "--hidden", "32", "--vocab", "300", "--prompt", "40", "--times", "2"]
@@ -23,13 +22,14 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 
 @pytest.fixture(scope="module")
 def fullsize() -> ModuleType:
+    """It counts from what is resident when it is loaded. What earlier tests left in the heap goes before: loading a
+    checkpoint gives it back, and it is more than so small a model takes."""
+    settled()
     return script.load("fullsize")
 
 
 def test_a_run_measures_every_stage_and_leaves_nothing(fullsize, tmp_path, capsys):
     folder, out = tmp_path / "large", tmp_path / "found.json"
-    gc.collect()
-    trim()  # loading gives back what earlier tests left in the heap, more than so small a model takes
     assert fullsize.main(["--folder", str(folder), "--json", str(out), *TINY]) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
     found = json.loads(out.read_text())
