@@ -4,8 +4,8 @@
     python scripts/average_weights.py NINTH ELEVENTH TWELFTH --shares 1 1 2 --out OUT
 
 OUT is a new folder: a copy of the last one with the mean in it, in bf16, and without what was fitted to its weights
-(decisions.json). Sums are made in fp32. "Model soups" (Wortsman et al.
-2022, arXiv:2203.05482) average fine-tuned weights in this way.
+(decisions.json). Sums are made in fp32. "Model soups" (Wortsman et al. 2022, arXiv:2203.05482) average fine-tuned
+weights in this way.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from fourleaf.checkpoint.files import load_model, save_model
 from fourleaf.checkpoint.shards import refuse_taken
+from fourleaf.decide.calibration import FILE as FITTED
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def average(folders: Sequence[Path], shares: Sequence[float], out: Path, dtype: 
     for name, x in each[-1].items():
         weighted = [share * tensors[name] for share, tensors in zip(shares, each, strict=True)]
         x.copy_(torch.stack(weighted).sum(0) / sum(shares))
-    shutil.copytree(folders[-1], out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("decisions.json"))
+    shutil.copytree(folders[-1], out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(FITTED))
     save_model(models[-1], out, dtype)
 
 

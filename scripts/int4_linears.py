@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourleaf.kernels.products import Product as Dense
+from fourleaf.kernels.products import Product as Served
 from fourleaf.measure.circumstances import processor
 from fourleaf.measure.tables import table
 from fourleaf.quant.backends import BACKENDS, Product
@@ -67,7 +67,7 @@ def products(shape: tuple[int, int], config: Int4Config, num: int, notes: set[st
     packed = [quantise(torch.randn(shape), config) for _ in range(num)]
     weights = [dequantise(p) for p in packed]
     kinds: dict[str, Callable[[int], Product]] = {
-        "fp32": lambda i: Dense(weights[i], by_columns=True),
+        "fp32": lambda i: Served(weights[i], by_columns=True),
         "bf16": lambda i: dense(weights[i].bfloat16()),
         "torchao": lambda i: torchao(weights[i], config.group_size),
     }

@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from decision_latency import EACH, JOINT, JOINT_EACH, ONE
+
 from fourleaf.measure.judged import BASE_ARM, FREE_ARMS, MODEL_ARMS, ORDER_ARM, RULED_ARMS
 from fourleaf.measure.marks import filled, markdown
 from fourleaf.measure.pictures import bars, reliability
@@ -146,7 +148,7 @@ def orders(found: Found) -> str:
 def latency(found: Found) -> str:
     """A line for each way of asking eight questions."""
     ways = found["ways"]
-    one, each = ways["one alone"]["p50"], ways["eight one by one"]["p50"]
+    one, each = ways[ONE]["p50"], ways[EACH]["p50"]
     rows = []
     for name, way in ways.items():
         times = (f"{1000 * way[key]:.0f}" for key in ("p50", "p95"))
@@ -200,8 +202,8 @@ def _quality(found: Found) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def _speed(ways: Found) -> Iterator[tuple[str, str, str, bool]]:
-    one, each = (ways[name]["p50"] for name in ("one alone", "eight one by one"))
-    for name in ("eight jointly, default", "eight jointly, 8 passes"):
+    one, each = (ways[name]["p50"] for name in (ONE, EACH))
+    for name in (JOINT, JOINT_EACH):
         joint = ways[name]["p50"]
         yield f"p50 of {name}, of one alone", "2", f"{joint / one:.2f}", joint / one <= 2
         yield f"p50 of {name}, of eight one by one", "0.5", f"{joint / each:.2f}", joint / each <= 0.5

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from fourleaf.checkpoint.quantised import load_checkpoint
+from fourleaf.engine.engine import bundled_path
 from fourleaf.kernels.products import FILLED, Product, warm
 from fourleaf.measure.circumstances import processor
 from fourleaf.measure.tables import table
@@ -49,7 +50,7 @@ def timed(products: list[Product], rows: int, seconds: float) -> tuple[float, fl
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=Path("src/fourleaf/models/cabin"))
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=bundled_path())
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
     given = parser.parse_args()

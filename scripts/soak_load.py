@@ -180,9 +180,8 @@ class Client:
                     except httpx2.TransportError as error:
                         if began < self._report.stopped_at - GRACE:
                             self._report.wrong.append(f"{path} {body}: {error!r}")
-                            await asyncio.sleep(0.2)
-                            continue
-                        self._report.counts["refused after SIGTERM"] += 1
+                        else:
+                            self._report.counts["refused after SIGTERM"] += 1
                         await asyncio.sleep(0.2)
 
     async def _ask(self, http: httpx2.AsyncClient, path: str, body: Body, leaves: bool) -> None:

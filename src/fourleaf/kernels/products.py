@@ -9,6 +9,7 @@ Shapes: R rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ FILLED = (4, 8, 12, 16, 24, 32, 64, 512)
 _LEAST, _CANVAS, _MOST_ADDED = 2, 32, 1 / 8
 
 
+@cache
 def filled(rows: int) -> int | None:
     """How many rows read the blocks for so many; None where the first form is read: for one, for more than the most,
     and for more than a canvas where too many rows would have to be added."""
@@ -29,7 +31,6 @@ def filled(rows: int) -> int | None:
     return most if rows >= _LEAST and (rows <= _CANVAS or most - rows <= _MOST_ADDED * most) and most else None
 
 
-_FILLED = [filled(rows) for rows in range(FILLED[-1] + 1)]
 _MAIN_MEMORY = torch.device("cpu")
 
 
@@ -51,7 +52,7 @@ class Product:
     def __call__(self, rows: Tensor) -> Tensor:
         assert rows.ndim == 2, f"rows of shape {tuple(rows.shape)}"
         num = rows.shape[0]
-        if self.blocked is not None and num <= FILLED[-1] and (most := _FILLED[num]):
+        if self.blocked is not None and (most := filled(num)):
             if most > num:
                 rows = F.pad(rows, (0, 0, 0, most - num))
             out = torch.ops.mkldnn._linear_pointwise(rows, self.blocked, self.bias, "none", [], "")

@@ -143,7 +143,7 @@ def evaluate(
         originals = next((report for report in reports if report.name == "coupled"), None)
         flips: dict[str, float] = {}
         if name == "coupled":
-            flips = {arm: listing_flips(decider, groups, arm, found[arm], progress) for arm in MODEL_ARMS}
+            flips = listing_flips(decider, groups, found, progress)
         elif name == "copy" and originals is not None:
             flips = {arm: flip_rate(found[arm], originals.found[arm]) for arm in MODEL_ARMS}
         reports.append(_report(name, found, flips, seed))
@@ -161,11 +161,14 @@ def _report(name: str, found: dict[str, list[Judged]], flips: dict[str, float], 
 
 
 def listing_flips(
-    decider: Decider, groups: Sequence[Group], arm: str, found: Sequence[Judged], progress: Progress | None = None
-) -> float:
-    """The share of questions that get another answer where choices list their options backwards."""
-    told = None if progress is None else _told(progress, len(groups), f"backwards, {arm}")
-    return flip_rate(judge(decider, [testsets.listed_backwards(group) for group in groups], arm, told), found)
+    decider: Decider, groups: Sequence[Group], found: dict[str, list[Judged]], progress: Progress | None = None
+) -> dict[str, float]:
+    """By arm, the share of questions that get another answer where choices list their options backwards."""
+    backwards, flips = [testsets.listed_backwards(group) for group in groups], {}
+    for arm in MODEL_ARMS:
+        told = None if progress is None else _told(progress, len(groups), f"backwards, {arm}")
+        flips[arm] = flip_rate(judge(decider, backwards, arm, told), found[arm])
+    return flips
 
 
 def flip_rate(copies: Iterable[Judged], originals: Iterable[Judged]) -> float:
